@@ -1,0 +1,30 @@
+# Everything runs from .venv; python3.11 (or PYTHON=...) is all a machine needs.
+PYTHON ?= python3.11
+BIN := .venv/bin
+STAMP := .venv/.core-installed
+
+$(STAMP): requirements/core.txt requirements/dev.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.2"
+	$(BIN)/python -m pip install --quiet -r requirements/core.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+.PHONY: setup check test grpo fuzz
+setup: $(STAMP)
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest -n 2 -m "not slow and not gpu and not processes"
+	$(BIN)/pytest -m "processes"
+
+grpo: setup
+	$(BIN)/dcr grpo $(ARGS)
+
+fuzz: setup
+	$(BIN)/python tests/fuzz/fuzz_payload.py tests/fuzz/corpus -max_total_time=60

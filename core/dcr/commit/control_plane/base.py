@@ -1,0 +1,40 @@
+"""The one durable compare-and-set value of a run (paper section 6.3, DESIGN R16, P1-P4).
+
+A control plane only stores and compares; ``dcr.commit.transitions`` says what may be written.
+"""
+
+from typing import Protocol
+
+from dcr.model import ControlState, RunId
+
+
+class ControlPlane(Protocol):
+    """Linearizable register, one ControlState per run. All methods may raise StoreError."""
+
+    def create(self, state: ControlState) -> None:
+        """Create the run's value durably.
+
+        Raises:
+            Conflict: the run exists already.
+            OutcomeUnknown: the answer was lost.
+        """
+        ...
+
+    def read(self, run: RunId) -> ControlState:
+        """Return the current value.
+
+        Raises:
+            MissingObject: there is no such run.
+        """
+        ...
+
+    def compare_and_set(self, expected: ControlState, state: ControlState) -> None:
+        """Replace the value durably if and only if it still equals ``expected``.
+
+        Equality is safe against ABA because every value carries a fresh revision and writer.
+
+        Raises:
+            Conflict: it does not; nothing was written.
+            OutcomeUnknown: the answer was lost; the write may have taken effect or may yet do so.
+        """
+        ...

@@ -1,0 +1,87 @@
+"""The coordinator's view of owners and receivers: calls and answers, never tensors.
+
+Every call carries the attempt; an endpoint that has been fenced for a later one answers
+Conflict and does nothing (P6). All calls are idempotent: a lost answer is asked for again.
+"""
+
+from typing import Protocol
+
+from dcr.model import (
+    ApplyAck,
+    AttemptId,
+    Classification,
+    CommitRecord,
+    OwnerClose,
+    OwnerReport,
+    ReceiverReport,
+)
+
+
+class OwnerEndpoint(Protocol):
+    """One trainer rank."""
+
+    def collect(self, step: int | None) -> OwnerReport:
+        """Report what this rank holds; with ``step``, wait until a candidate of that step is presented."""
+        ...
+
+    def fence(self, attempt: AttemptId, record: CommitRecord) -> OwnerReport:
+        """Stop every earlier attempt, return when none of its writes can take effect, obey ``attempt``."""
+        ...
+
+    def construct(
+        self,
+        attempt: AttemptId,
+        record: CommitRecord,
+        overwrite_only: bool,
+        classification: Classification,
+    ) -> OwnerClose:
+        """Find the changes against baseline v = record.version, publish them, close the list.
+
+        Raises:
+            AttemptFailed: no candidate, a replaced attempt, or a retry that rebuilt other bits.
+        """
+        ...
+
+    def stop_and_wait(self, attempt: AttemptId) -> None:
+        """Stop ``attempt``; return at once if it was replaced, else when nothing of it can still happen."""
+        ...
+
+    def fold_in(self, attempt: AttemptId, record: CommitRecord) -> OwnerReport:
+        """Bring the trackers to ``record`` (which names ``attempt``), durably and in place (P9)."""
+        ...
+
+
+class ReceiverEndpoint(Protocol):
+    """One runtime instance (all its ranks)."""
+
+    def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
+        """As for owners; ``record`` settles complete(tau) into clean(v+1) or mixed(v) (P8)."""
+        ...
+
+    def restore(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
+        """Load the committed version from the archive through the native loader and prove it by audit."""
+        ...
+
+    def open_apply(self, attempt: AttemptId, record: CommitRecord) -> None:
+        """Close the gate and start to apply ``attempt``'s payloads onto v = record.version.
+
+        Raises:
+            AttemptFailed: the instance is neither clean(v) nor mixed(v), or mixed and not told to overwrite.
+        """
+        ...
+
+    def finish(self, attempt: AttemptId, manifest: str) -> ApplyAck:
+        """Receive, apply, synchronize and check exactly the payloads of the manifest with that digest.
+
+        Raises:
+            AttemptFailed: a write broke a loader condition, a check failed, or a payload is missing.
+        """
+        ...
+
+    def settle(self, record: CommitRecord) -> ReceiverReport:
+        """End the transition: complete(record.attempt) becomes clean(record.version), the gate reopens."""
+        ...
+
+    def stop_and_wait(self, attempt: AttemptId) -> None:
+        """As for owners; the gate stays closed."""
+        ...

@@ -1,0 +1,39 @@
+"""Typed configuration of the core. YAML holds only differences from these defaults.
+
+Not frozen: OmegaConf merges into them. Below the composition root they are read only by convention.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class CodecConfig:
+    """Payload construction (paper Appendix C). Sizes are MiB of source bytes before comparison."""
+
+    name: str = "published"
+    zstd_level: int = 1
+    chunk_mib: int = 64
+    bucket_mib: int = 512
+
+
+@dataclass(slots=True)
+class CommitConfig:
+    """Deadlines (P12), all in seconds, and how often a transition is retried."""
+
+    collect_deadline_s: float = 300.0
+    fence_deadline_s: float = 60.0
+    restore_deadline_s: float = 300.0
+    construct_deadline_s: float = 300.0
+    finish_deadline_s: float = 300.0
+    fold_in_deadline_s: float = 120.0
+    max_attempts: int = 20
+    retry_pause_s: float = 0.5
+
+
+@dataclass(slots=True)
+class RefitConfig:
+    """What one side of a refit needs to know."""
+
+    codec: CodecConfig = field(default_factory=CodecConfig)
+    commit: CommitConfig = field(default_factory=CommitConfig)
+    check: str = "full"

@@ -1,0 +1,51 @@
+"""The nouns of the paper as frozen dataclasses, and their one JSON form.
+
+Nothing here has behaviour beyond small derived properties: tensors are described, never held.
+"""
+
+from dcr.model.catalogue import Catalogue, TensorSpec
+from dcr.model.dtypes import bits_dtype, known_dtypes, width_bytes
+from dcr.model.ids import GENESIS, AttemptId, CandidateId, RunId, new_nonce
+from dcr.model.manifest import AuditDigest, AuditTable, Manifest, OwnerClose, PayloadRef
+from dcr.model.messages import (
+    ApplyAck,
+    Classification,
+    Encoding,
+    OwnerReport,
+    PathClass,
+    ReceiverReport,
+    ReceiverState,
+)
+from dcr.model.record import ActiveAttempt, CommitRecord, ControlState
+from dcr.model.wire import digest_hex, from_json, to_json
+
+__all__ = [
+    "GENESIS",
+    "ActiveAttempt",
+    "ApplyAck",
+    "AttemptId",
+    "AuditDigest",
+    "AuditTable",
+    "CandidateId",
+    "Catalogue",
+    "Classification",
+    "CommitRecord",
+    "ControlState",
+    "Encoding",
+    "Manifest",
+    "OwnerClose",
+    "OwnerReport",
+    "PathClass",
+    "PayloadRef",
+    "ReceiverReport",
+    "ReceiverState",
+    "RunId",
+    "TensorSpec",
+    "bits_dtype",
+    "digest_hex",
+    "from_json",
+    "known_dtypes",
+    "new_nonce",
+    "to_json",
+    "width_bytes",
+]

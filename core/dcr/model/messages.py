@@ -1,0 +1,92 @@
+"""What owners and receivers answer to the coordinator."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from dcr.model.ids import AttemptId
+from dcr.model.manifest import OwnerClose
+
+
+class Encoding(StrEnum):
+    """How an item's values act on the resident element (paper section 6.1)."""
+
+    XOR = "xor"
+    OVERWRITE = "overwrite"
+
+
+class PathClass(StrEnum):
+    """What a loader path accepts, from least to most restrictive (DESIGN R6, R11).
+
+    SKIP: this rank's loader places the tensor nowhere. XOR: representation-preserving copies that
+    overlap no other write. OVERWRITE: absolute values only. REFUSED: cannot be refitted at all.
+    """
+
+    SKIP = "skip"
+    XOR = "xor"
+    OVERWRITE = "overwrite"
+    REFUSED = "refused"
+
+
+Classification: TypeAlias = dict[str, PathClass]
+"""Canonical name (aliases included) -> path class; names that are absent count as OVERWRITE."""
+
+
+class ReceiverState(StrEnum):
+    """P8. EMPTY: started, holds no proven version. COMPLETE: applied and checked, not yet settled."""
+
+    EMPTY = "empty"
+    CLEAN = "clean"
+    MIXED = "mixed"
+    COMPLETE = "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverReport:
+    """State of one receiver instance. ``version`` is v of clean(v) and mixed(v), else -1.
+
+    ``opened`` is the last attempt it opened since it was last clean.
+    """
+
+    receiver: str
+    incarnation: str
+    state: ReceiverState
+    version: int
+    fenced: AttemptId | None
+    opened: AttemptId | None
+    classification: Classification
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyAck:
+    """Every expected payload is applied, synchronized and checked.
+
+    Figures of the attempt: ``num_items``, ``num_values`` written, ``num_skipped`` items and
+    ``num_payloads``; ``apply_s`` and ``check_s`` are seconds.
+    """
+
+    receiver: str
+    attempt: AttemptId
+    manifest: str
+    num_payloads: int
+    num_items: int
+    num_skipped: int
+    num_values: int
+    apply_s: float
+    check_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerReport:
+    """What an owner holds (P10). ``step`` is that of its candidate, None without one.
+
+    ``baseline_version`` is the version of its trackers; ``close`` its last closed list, if any.
+    """
+
+    owner: int
+    incarnation: str
+    baseline_version: int
+    fenced: AttemptId | None
+    step: int | None
+    counters: str
+    close: OwnerClose | None

@@ -1,0 +1,58 @@
+"""Named points and timed spans: the one source of traces, metrics and injected faults.
+
+Code marks where it is; whoever composes the process decides who listens (a trace writer, a
+metrics sink, a fault injector). Without listeners a mark costs one truth test.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One mark. ``start_ns``/``end_ns`` are of the process's monotonic clock; equal for a point."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    fields: dict[str, object]
+
+
+Listener = Callable[[Event], None]
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Deliver every event of this process to ``listener`` inside the block, in the emitting thread.
+
+    A listener may raise: the exception surfaces at the mark, which is how faults are injected.
+    """
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def point(name: str, **fields: object) -> None:
+    """Mark an instant, for example ``receiver.item.after``."""
+    if _listeners:
+        now = time.perf_counter_ns()
+        _emit(Event(name, now, now, fields))
+
+
+@contextmanager
+def span(name: str, **fields: object) -> Iterator[None]:
+    """Time a stage, for example ``owner.compare``; emitted once, when the block ends without error."""
+    start = time.perf_counter_ns()
+    yield
+    if _listeners:
+        _emit(Event(name, start, time.perf_counter_ns(), fields))
+
+
+def _emit(event: Event) -> None:
+    for listener in tuple(_listeners):
+        listener(event)

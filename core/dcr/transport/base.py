@@ -1,0 +1,91 @@
+"""Ports between the protocol and whatever moves bytes (paper section 7, DESIGN R18, P6, P7)."""
+
+from collections.abc import Collection, Iterator
+from typing import Protocol
+
+from dcr.model import AttemptId, Manifest, OwnerClose, PayloadRef
+
+
+class ObjectStore(Protocol):
+    """Flat namespace of immutable objects. Keys are ``/``-separated, relative and ASCII.
+
+    Every method may raise StoreError; a reader never sees part of an object.
+    """
+
+    def put(self, key: str, data: bytes) -> None:
+        """Create the object durably; writing the same bytes again is no error.
+
+        Raises:
+            Conflict: the key exists with other bytes; it keeps them.
+        """
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object.
+
+        Raises:
+            MissingObject: there is none.
+        """
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """Keys that start with ``prefix``, sorted."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove the object; a missing one is no error."""
+        ...
+
+
+class Transport(Protocol):
+    """Moves one attempt's payloads from owners to receivers; both sides hold one, bound to a run.
+
+    Call order on the owner's side: ``publish``* then ``close``; on the receiver's: ``fetch``
+    repeatedly. ``stop_and_wait`` may come at any time on either side.
+    """
+
+    def publish(self, attempt: AttemptId, ref: PayloadRef, data: bytes) -> None:
+        """Send one payload; returns when it is durable (object store) or queued (relay).
+
+        Raises:
+            AttemptFailed: ``attempt`` was stopped here.
+        """
+        ...
+
+    def close(self, close: OwnerClose) -> None:
+        """Declare the owner's list complete; nothing may be published by it afterwards."""
+        ...
+
+    def fetch(
+        self, attempt: AttemptId, seen: Collection[tuple[int, int]]
+    ) -> Iterator[tuple[PayloadRef, bytes]]:
+        """Yield what is visible of ``attempt`` now and whose (owner, sequence) is not in ``seen``.
+
+        Bytes are untrusted: ``ref`` is what the transport claims.
+        """
+        ...
+
+    def stop_and_wait(self, attempt: AttemptId) -> None:
+        """Return when nothing of ``attempt`` can still be published or delivered through this end."""
+        ...
+
+
+class Archive(Protocol):
+    """Durable, immutable objects of a run that outlive attempts: manifests, tables, committed payloads."""
+
+    def put_object(self, kind: str, data: bytes) -> str:
+        """Store ``data`` under its own digest and return the digest; idempotent. ``kind`` groups keys."""
+        ...
+
+    def get_object(self, kind: str, digest: str) -> bytes:
+        """Return an object whose bytes were verified against ``digest``.
+
+        Raises:
+            MissingObject: it is not there.
+            PayloadError: the stored bytes do not have that digest.
+        """
+        ...
+
+    def get_payload(self, manifest: Manifest, ref: PayloadRef) -> bytes:
+        """Return the bytes of a payload that ``manifest`` names (unverified; the codec parses them)."""
+        ...
