@@ -5,7 +5,7 @@ STAMP := .venv/.core-installed
 
 $(STAMP): requirements/core.txt requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.2"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
 	$(BIN)/python -m pip install --quiet -r requirements/core.txt -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@

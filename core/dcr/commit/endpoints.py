@@ -24,6 +24,10 @@ class OwnerEndpoint(Protocol):
         """Report what this rank holds; with ``step``, wait until a candidate of that step is presented."""
         ...
 
+    def anchor(self) -> OwnerClose:
+        """Publish the baseline at v0 as absolute values under GENESIS and close the list (P2)."""
+        ...
+
     def fence(self, attempt: AttemptId, record: CommitRecord) -> OwnerReport:
         """Stop every earlier attempt, return when none of its writes can take effect, obey ``attempt``."""
         ...
