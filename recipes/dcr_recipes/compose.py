@@ -1,0 +1,187 @@
+"""Words of a command line -> a checked RunConfig, with Hydra's groups and override grammar.
+
+The only module that sees hydra and OmegaConf. Each mistake is one ConfigError that names the key.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from dcr.errors import ConfigError
+from dcr_recipes.config import GROUPS, RULES, RunConfig, leaves
+from dcr_recipes.faults import parse_kill
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_EXPECTED = {bool: "true or false", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
+
+
+def compose(words: Sequence[str]) -> RunConfig:
+    """Compose the configuration of a new run from ``key=value`` words; ``group=choice`` picks a YAML.
+
+    Raises:
+        ConfigError: an unknown key or choice, a wrong type, or a value out of range.
+    """
+    pairs = [_split(word) for word in words]
+    tree = _compose_groups([(key, text) for key, text in pairs if key in GROUPS])
+    for key, text in pairs:
+        if key not in GROUPS:
+            _assign(tree, key, text)
+    return _checked(tree)
+
+
+def recompose(saved: RunConfig, words: Sequence[str]) -> RunConfig:
+    """Apply ``words`` to the configuration of a run that is resumed.
+
+    Raises:
+        ConfigError: as for :func:`compose`, or a word changes what a run may not change.
+    """
+    from omegaconf import OmegaConf
+
+    tree = OmegaConf.structured(saved)
+    for key, text in (_split(word) for word in words):
+        if key in GROUPS:
+            choice = _compose_groups([(key, text)])
+            OmegaConf.update(tree, key, choice[key])
+        else:
+            _assign(tree, key, text)
+    config = _checked(tree)
+    old, new = leaves(saved), leaves(config)
+    for key in old:
+        if key in RULES and RULES[key].fixed and old[key] != new[key]:
+            raise ConfigError(
+                f"{key}: this run was started with {old[key]!r}; {new[key]!r} needs a new run_dir"
+            )
+    return config
+
+
+def save(config: RunConfig, path: Path) -> None:
+    """Write the resolved configuration as YAML."""
+    from omegaconf import OmegaConf
+
+    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+
+
+def load(path: Path) -> RunConfig:
+    """Read what :func:`save` wrote.
+
+    Raises:
+        ConfigError: the file is missing or is not such a configuration.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        return _checked(OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path)))
+    except (OSError, OmegaConfBaseException, YAMLError) as err:
+        raise ConfigError(f"{path}: {_first_line(err)}") from err
+
+
+def choices(group: str) -> list[str]:
+    """Names of a group's YAML files, sorted."""
+    folder = files("dcr_configs").joinpath(group)
+    return sorted(e.name.removesuffix(".yaml") for e in folder.iterdir() if e.name.endswith(".yaml"))
+
+
+def _split(word: str) -> tuple[str, str]:
+    key, separator, text = word.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"{word!r}: expected key=value")
+    return key, text
+
+
+def _compose_groups(picked: Sequence[tuple[str, str]]) -> "DictConfig":
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from omegaconf import OmegaConf
+
+    for group, choice in picked:
+        if choice not in choices(group):
+            raise ConfigError(f"{group}: {choice!r} is not a choice; accepted: {', '.join(choices(group))}")
+    with initialize_config_module("dcr_configs", version_base="1.3"):
+        chosen = hydra_compose("run", overrides=[f"{group}={choice}" for group, choice in picked])
+    with _one_line("the shipped configuration"):
+        return cast("DictConfig", OmegaConf.merge(OmegaConf.structured(RunConfig), chosen))
+
+
+def _assign(tree: "DictConfig", key: str, text: str) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import ValidationError
+
+    known = leaves(RunConfig())
+    if key not in known:
+        raise ConfigError(f"unknown key {key!r}; {_nearest(key, known)}")
+    kind = type(known[key])
+    value = text if kind is str else _parse(key, text, kind)
+    try:
+        OmegaConf.update(tree, key, value)
+    except ValidationError as err:
+        raise ConfigError(f"{key}: expected {_EXPECTED[kind]}, got {text!r}") from err
+
+
+def _nearest(key: str, known: dict[str, object]) -> str:
+    same_leaf = [name for name in known if name.rpartition(".")[2] == key]
+    close = same_leaf or get_close_matches(key, known, n=3, cutoff=0.6)
+    if not close:
+        top = key.partition(".")[0]
+        close = [name for name in known if name.partition(".")[0] == top]
+    return f"nearest: {', '.join(close)}" if close else "`dcr grpo --help` lists the keys"
+
+
+def _parse(key: str, text: str, kind: type) -> object:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(f"{key}={text}")
+        sweep = override.is_sweep_override()
+    except HydraException as err:
+        raise ConfigError(f"{key}: expected {_EXPECTED[kind]}, got {text!r}") from err
+    value = None if sweep else override.value()
+    if value is None:
+        raise ConfigError(f"{key}: expected {_EXPECTED[kind]}, got {text!r}")
+    return value
+
+
+def _checked(tree: object) -> RunConfig:
+    from omegaconf import OmegaConf
+
+    with _one_line("configuration"):
+        config = cast("RunConfig", OmegaConf.to_object(cast("DictConfig", tree)))
+    for key, value in leaves(config).items():
+        _check_leaf(key, value)
+    for entry in config.faults.kill:
+        parse_kill(entry)
+    return config
+
+
+def _check_leaf(key: str, value: object) -> None:
+    rule = RULES.get(key)
+    if rule is not None and rule.choices and value not in rule.choices:
+        raise ConfigError(f"{key}: {value!r} is not a choice; accepted: {', '.join(rule.choices)}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    low, below = (rule.minimum, rule.below) if rule is not None else (0, None)
+    if low is not None and not value >= low:
+        raise ConfigError(f"{key}: must be at least {low:g}, got {value}")
+    if (below is not None and value >= below) or value == float("inf"):
+        raise ConfigError(f"{key}: must be below {below or float('inf'):g}, got {value}")
+
+
+@contextlib.contextmanager
+def _one_line(where: str) -> Iterator[None]:
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except OmegaConfBaseException as err:
+        raise ConfigError(f"{where}: {_first_line(err)}") from err
+
+
+def _first_line(err: BaseException) -> str:
+    return (str(err).splitlines() or [type(err).__name__])[0]

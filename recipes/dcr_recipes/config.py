@@ -1,0 +1,162 @@
+"""Everything a run can be told, as dataclasses; YAML under ``dcr_configs`` holds only differences.
+
+Not frozen: OmegaConf merges into them. :mod:`dcr_recipes.compose` is the only place that sees OmegaConf.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+
+from dcr.config import CodecConfig, CommitConfig, RefitConfig
+
+
+@dataclass(slots=True)
+class TrainerConfig:
+    """The training side: ``ranks`` processes with ``threads`` compute threads each."""
+
+    name: str = "fsdp"
+    ranks: int = 2
+    threads: int = 1
+
+
+@dataclass(slots=True)
+class RuntimeConfig:
+    """The serving side. ``port`` 0 takes any free port; else instance i listens on ``port + i``.
+
+    ``packed`` maps a resident module name to the canonical ones that it holds, in storage order.
+    ``threads`` is part of what decides tokens: kernels sum in another order with other counts.
+    """
+
+    name: str = "hf"
+    instances: int = 2
+    threads: int = 1
+    port: int = 0
+    packed: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TransportConfig:
+    """How payloads travel. ``directory`` is a folder that all processes see, under the run folder."""
+
+    name: str = "directory"
+
+
+@dataclass(slots=True)
+class CommitPlaneConfig(CommitConfig):
+    """The core's deadlines and the control plane that holds the record."""
+
+    name: str = "sqlite"
+
+
+@dataclass(slots=True)
+class RecipeConfig:
+    """GRPO. Sizes are counts; ``prompt_tokens`` and ``response_tokens`` are the fixed batch shape."""
+
+    name: str = "grpo"
+    prompts: int = 2
+    group_size: int = 8
+    prompt_tokens: int = 8
+    response_tokens: int = 16
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    weight_decay: float = 0.0
+
+
+@dataclass(slots=True)
+class FaultsConfig:
+    """Restart policy, and processes that kill themselves at named points (tests only).
+
+    A ``kill`` entry is ``process:point:nth[:incarnation]``; see :mod:`dcr_recipes.faults`.
+    """
+
+    kill: list[str] = field(default_factory=list)
+    max_restarts: int = 10
+
+
+@dataclass(slots=True)
+class RunConfig:
+    """One run of ``dcr grpo``."""
+
+    model: str = "tiny"
+    steps: int = 20
+    refit: str = "dcr"
+    seed: int = 0
+    lr: float = 1e-4
+    run_dir: str = ""
+    resume: bool = False
+    verify: str = "full"
+    check: str = "full"
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    commit: CommitPlaneConfig = field(default_factory=CommitPlaneConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
+    recipe: RecipeConfig = field(default_factory=RecipeConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+
+    def refit_config(self) -> RefitConfig:
+        """What one side of the refit needs of it."""
+        return RefitConfig(codec=self.codec, commit=self.commit, check=self.check)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a key accepts beyond its type, and what ``--help`` says about it."""
+
+    help: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    below: float | None = None
+    fixed: bool = False
+    """True: a resumed run must have the value that it was started with."""
+
+
+GROUPS = ("trainer", "runtime", "transport", "commit", "codec", "recipe")
+
+RULES: Mapping[str, Rule] = {
+    "model": Rule("policy to train", ("tiny",), fixed=True),
+    "steps": Rule("optimizer steps in all", minimum=0),
+    "refit": Rule("move changed bits, or every byte", ("dcr", "dense"), fixed=True),
+    "seed": Rule("seed of weights, prompts and sampling", minimum=0, fixed=True),
+    "lr": Rule("learning rate of AdamW", minimum=0.0, fixed=True),
+    "run_dir": Rule("folder of the run; default runs/<recipe>-<time>"),
+    "resume": Rule("continue the run in run_dir (default: runs/latest)"),
+    "verify": Rule("count differing bits of every instance after every refit", ("full", "off")),
+    "check": Rule("receivers' own check before they acknowledge", ("full", "written", "off")),
+    "trainer.name": Rule("training framework", ("fsdp",), fixed=True),
+    "trainer.ranks": Rule("trainer processes", minimum=1, fixed=True),
+    "trainer.threads": Rule("compute threads of each", minimum=1, fixed=True),
+    "runtime.name": Rule("serving runtime", ("hf",), fixed=True),
+    "runtime.instances": Rule("serving processes", minimum=1, fixed=True),
+    "runtime.threads": Rule("compute threads of each", minimum=1, fixed=True),
+    "runtime.port": Rule("first port to listen on; 0 takes any free one", minimum=0, below=65536),
+    "runtime.packed": Rule("resident module -> canonical modules packed in it", fixed=True),
+    "transport.name": Rule("how payloads travel", ("directory",), fixed=True),
+    "commit.name": Rule("where the commit record lives", ("sqlite",), fixed=True),
+    "commit.max_attempts": Rule("attempts at one transition before giving up", minimum=1),
+    "codec.name": Rule("payload coding", ("published",), fixed=True),
+    "codec.zstd_level": Rule("zstd level", minimum=1, below=23),
+    "codec.chunk_mib": Rule("MiB of source per chunk", minimum=1),
+    "codec.bucket_mib": Rule("MiB of source per payload", minimum=1),
+    "recipe.name": Rule("training recipe", ("grpo",), fixed=True),
+    "recipe.prompts": Rule("prompt groups per step", minimum=1, fixed=True),
+    "recipe.group_size": Rule("responses per prompt", minimum=2, fixed=True),
+    "recipe.prompt_tokens": Rule("tokens of a prompt", minimum=1, fixed=True),
+    "recipe.response_tokens": Rule("tokens of a response", minimum=1, fixed=True),
+    "recipe.clip_low": Rule("lower clip of the ratio", minimum=0.0, fixed=True),
+    "recipe.clip_high": Rule("upper clip of the ratio", minimum=0.0, fixed=True),
+    "recipe.weight_decay": Rule("weight decay of AdamW", minimum=0.0, fixed=True),
+    "faults.kill": Rule("tests: process:point:nth[:incarnation], ..."),
+    "faults.max_restarts": Rule("restarts of dead processes before the run fails", minimum=0),
+}
+"""By dotted key. A key without a rule is one of the core's positive numbers and needs no help line."""
+
+
+def leaves(config: object, prefix: str = "") -> dict[str, object]:
+    """Every leaf of ``config`` by dotted key, in declaration order; lists and dicts are leaves."""
+    found: dict[str, object] = {}
+    if not is_dataclass(config):
+        return {prefix: config}
+    for entry in fields(config):
+        key = f"{prefix}.{entry.name}" if prefix else entry.name
+        found.update(leaves(getattr(config, entry.name), key))
+    return found
