@@ -1,0 +1,163 @@
+"""Rebuild the committed bits of a version from anchor and chain (DESIGN P9, B5).
+
+Used by owners whose trackers are torn or lost, by empty receivers, and by exports. The result is
+proven tensor by tensor against the record's audit table before it is returned.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr import observe
+from dcr.audit import digest_tensor
+from dcr.codec import Item, Payload, decode_payload
+from dcr.errors import ConfigError, IntegrityError
+from dcr.model import (
+    AuditTable,
+    Catalogue,
+    CommitRecord,
+    Encoding,
+    Manifest,
+    PayloadRef,
+    TensorSpec,
+    bits_dtype,
+    from_json,
+)
+from dcr.transport.base import Archive
+from dcr.transport.chain import chain, proven, require
+
+Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
+Tensors: TypeAlias = dict[str, Bits]
+
+
+def replay(archive: Archive, record: CommitRecord, catalogue: Catalogue) -> Tensors:
+    """Flat unsigned canonical bits [num_elements] of every catalogue tensor, by primary name.
+
+    Raises:
+        IntegrityError: an object is missing or damaged, the chain does not hold together, the
+            anchor leaves an element unwritten, or a tensor's audit digest is not the record's.
+        StoreError: the store failed; nothing is lost, try again.
+    """
+    return replay_tensors(archive, record, catalogue, [spec.name for spec in catalogue.tensors])
+
+
+def replay_tensors(
+    archive: Archive, record: CommitRecord, catalogue: Catalogue, names: Collection[str]
+) -> Tensors:
+    """As ``replay``, for the tensors with these primary names only; every payload is read all the same.
+
+    Raises:
+        ConfigError: a name is no primary name of the catalogue.
+    """
+    specs = {spec.name: spec for spec in catalogue.tensors}
+    if unknown := sorted(set(names).difference(specs)):
+        raise ConfigError(f"{unknown[0]!r} is no primary name of the catalogue; ask for primary names")
+    require(
+        record.version,
+        "the record",
+        catalogue=(record.catalogue, catalogue.digest()),
+        run=(record.run, catalogue.run),
+    )
+    target = _Target(
+        specs=specs,
+        aliases=frozenset(alias for spec in catalogue.tensors for alias in spec.aliases),
+        bits={name: np.zeros(specs[name].num_elements, bits_dtype(specs[name].dtype)) for name in names},
+    )
+    anchor, *later = chain(archive, record)
+    _apply_anchor(archive, anchor, target)
+    for manifest in later:
+        for item in _items(archive, manifest):
+            _apply(manifest, item, target)
+    with observe.span("replay.prove", version=record.version):
+        _prove(archive, record, catalogue, target.bits)
+    return target.bits
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The tensors being rebuilt, and what the catalogue says about all of them."""
+
+    specs: dict[str, TensorSpec]
+    aliases: frozenset[str]
+    bits: Tensors
+
+
+def _items(archive: Archive, manifest: Manifest) -> Iterator[Item]:
+    """Every item of the manifest in declared order, one payload decoded at a time."""
+    version = manifest.attempt.version
+    for ref in manifest.payloads:
+        with observe.span("replay.payload", version=version, owner=ref.owner, sequence=ref.sequence):
+            what = f"payload {ref.sequence} of owner {ref.owner}, attempt {manifest.attempt},"
+            with proven(version, what):
+                payload = decode_payload(archive.get_payload(manifest, ref))
+            _check_payload(manifest, ref, payload, what)
+        yield from payload.items
+
+
+def _check_payload(manifest: Manifest, ref: PayloadRef, payload: Payload, what: str) -> None:
+    require(
+        manifest.attempt.version,
+        what,
+        digest=(payload.digest, ref.digest),
+        run=(payload.run, manifest.run),
+        attempt=(payload.attempt, manifest.attempt),
+        owner=(payload.owner, ref.owner),
+        sequence=(payload.sequence, ref.sequence),
+        parent_version=(payload.parent, manifest.parent_version),
+        catalogue=(payload.catalogue, manifest.catalogue),
+    )
+
+
+def _apply_anchor(archive: Archive, anchor: Manifest, target: _Target) -> None:
+    """Write the anchor and check that it writes every element of every wanted tensor."""
+    written = {name: np.zeros(bits.size, np.bool_) for name, bits in target.bits.items()}
+    for item in _items(archive, anchor):
+        if _apply(anchor, item, target):
+            written[item.name][item.locations] = True
+    for name, mask in written.items():
+        if missing := mask.size - np.count_nonzero(mask):
+            raise IntegrityError(
+                f"version {anchor.attempt.version}: the anchor leaves {missing} of {mask.size} elements "
+                f"of {name} unwritten"
+            )
+
+
+def _apply(manifest: Manifest, item: Item, target: _Target) -> bool:
+    """Apply one item in place; false if its tensor is an alias (equal to its primary) or not wanted."""
+    version = manifest.attempt.version
+    if item.name in target.aliases:
+        return False
+    spec = target.specs.get(item.name)
+    if spec is None:
+        raise IntegrityError(f"version {version}: an item names {item.name}, which the catalogue does not")
+    what = f"an item of {item.name}"
+    require(version, what, shape=(item.shape, spec.shape), dtype=(item.dtype, spec.dtype))
+    if item.encoding is Encoding.XOR and manifest.overwrite_only:
+        raise IntegrityError(f"version {version}: {what} is xor in a manifest of overwrites only")
+    bits = target.bits.get(item.name)
+    if bits is None:
+        return False
+    if item.encoding is Encoding.XOR:
+        bits[item.locations] ^= item.values
+    else:
+        bits[item.locations] = item.values
+    return True
+
+
+def _prove(archive: Archive, record: CommitRecord, catalogue: Catalogue, tensors: Tensors) -> None:
+    """Check every rebuilt tensor, under each of its names, against the record's audit table."""
+    what = f"audit table {record.audit}"
+    with proven(record.version, what):
+        table: AuditTable = from_json(AuditTable, archive.get_object("audit", record.audit))
+    names = {name for spec in catalogue.tensors for name in (spec.name, *spec.aliases)}
+    if difference := sorted(names.symmetric_difference(table)):
+        raise IntegrityError(
+            f"version {record.version}: {what} and the catalogue disagree on {difference[0]}"
+        )
+    for spec in catalogue.tensors:
+        for name in (spec.name, *spec.aliases) if spec.name in tensors else ():
+            digest = digest_tensor(catalogue.audit_key, name, tensors[spec.name])
+            require(record.version, f"the rebuilt tensor {name}", audit_digest=(digest, table[name]))
