@@ -74,7 +74,7 @@ def load(path: Path) -> RunConfig:
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
+    from yaml import YAMLError  # type: ignore[import-untyped]
 
     try:
         return _checked(OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path)))
@@ -105,6 +105,7 @@ def _compose_groups(picked: Sequence[tuple[str, str]]) -> "DictConfig":
             raise ConfigError(f"{group}: {choice!r} is not a choice; accepted: {', '.join(choices(group))}")
     with initialize_config_module("dcr_configs", version_base="1.3"):
         chosen = hydra_compose("run", overrides=[f"{group}={choice}" for group, choice in picked])
+    OmegaConf.set_struct(chosen, False)  # the schema alone says which keys there are
     with _one_line("the shipped configuration"):
         return cast("DictConfig", OmegaConf.merge(OmegaConf.structured(RunConfig), chosen))
 
@@ -116,10 +117,12 @@ def _assign(tree: "DictConfig", key: str, text: str) -> None:
     known = leaves(RunConfig())
     if key not in known:
         raise ConfigError(f"unknown key {key!r}; {_nearest(key, known)}")
+    if "${" in text:
+        raise ConfigError(f"{key}: {text!r} must be a plain value")
     kind = type(known[key])
     value = text if kind is str else _parse(key, text, kind)
     try:
-        OmegaConf.update(tree, key, value)
+        OmegaConf.update(tree, key, value, merge=False)
     except ValidationError as err:
         raise ConfigError(f"{key}: expected {_EXPECTED[kind]}, got {text!r}") from err
 

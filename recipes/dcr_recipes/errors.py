@@ -1,0 +1,11 @@
+"""Ways a run ends early, beyond the core's errors."""
+
+from dcr.errors import IntegrityError, RefitError
+
+
+class RunFailed(RefitError):  # noqa: N818
+    """Processes of the run died more often than the restart budget allows, or for good."""
+
+
+class VerificationError(IntegrityError):
+    """An instance's stored bits differ from those that a dense refit leaves."""

@@ -1,0 +1,120 @@
+"""One run from the outside: claim the folder, keep its processes alive, show progress, report."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from types import FrameType
+
+from rich.console import Console
+
+from dcr_recipes.config import RunConfig
+from dcr_recipes.errors import RunFailed
+from dcr_recipes.launch.folder import choose, claim
+from dcr_recipes.launch.progress import Progress, size
+from dcr_recipes.launch.supervisor import Spec, Supervisor
+from dcr_recipes.layout import RunFolder
+
+_POLL_S = 0.1
+EXIT_INTERRUPTED = 130
+
+
+def run(words: Sequence[str], console: Console) -> int:
+    """Run or resume what ``words`` describe; returns the exit code.
+
+    Raises:
+        ConfigError: nothing was started.
+        RunFailed: it ended early; the folder can be resumed.
+    """
+    folder, config = choose(words)
+    with claim(folder, config) as lock:
+        console.print(f"run folder: {folder.root}", highlight=False, soft_wrap=True)
+        supervisor = Supervisor(
+            specs(folder, config), folder.logs, max_restarts=config.faults.max_restarts, lock=lock
+        )
+        try:
+            with Progress(folder.metrics, config.steps, console) as progress:
+                drive(supervisor, progress)
+        except KeyboardInterrupt:
+            resume = f"resume with: dcr grpo resume=true run_dir={folder.root}"
+            console.print(f"interrupted; nothing is left running; {resume}", highlight=False, soft_wrap=True)
+            return EXIT_INTERRUPTED
+    report(folder, console)
+    return 0
+
+
+def drive(supervisor: Supervisor, progress: Progress) -> None:
+    """Start the processes and watch them until the work is done; none is left when it returns or raises.
+
+    Raises:
+        RunFailed: see :meth:`Supervisor.poll`.
+        KeyboardInterrupt: Ctrl-C or SIGTERM.
+    """
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        supervisor.start()
+        while not supervisor.done:
+            for line in supervisor.poll():
+                progress.tell(line)
+            progress.update()
+            time.sleep(_POLL_S)
+        progress.update()
+    finally:
+        supervisor.stop()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def specs(folder: RunFolder, config: RunConfig) -> list[Spec]:
+    """The processes of a run, in starting order."""
+    trainer, runtime = config.trainer, config.runtime
+    roles = [
+        ("coordinator", 1 if config.refit == "dcr" else 0, 1),
+        ("oracle", 0 if config.verify == "off" else 1, runtime.threads),
+        ("runtime", runtime.instances, runtime.threads),
+        ("trainer", trainer.ranks, trainer.threads),
+    ]
+    return [_spec(folder, role, i, threads) for role, num, threads in roles for i in range(num)]
+
+
+_NAMES = {"coordinator": "coordinator", "oracle": "oracle", "runtime": "runtime-{}", "trainer": "owner-{}"}
+"""Role -> the name under which its processes find one another, log and are killed in tests."""
+
+
+def _spec(folder: RunFolder, role: str, index: int, threads: int) -> Spec:
+    name = _NAMES[role].format(index)
+    argv = (sys.executable, "-m", f"dcr_recipes.processes.{role}", str(folder.root), str(index))
+    # Set before any library loads: BLAS and OpenMP read it once, and it decides the order of sums.
+    env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    group = "the trainer" if role == "trainer" else name
+    return Spec(name, argv, group, finishes=role == "trainer", env=env)
+
+
+def report(folder: RunFolder, console: Console) -> None:
+    """Print the figures of a complete run."""
+    if not folder.summary.exists():
+        raise RunFailed(f"the trainer ended without {folder.summary}")
+    done = json.loads(folder.summary.read_text())
+    for line in report_lines(done):
+        console.print(line, highlight=False)
+
+
+def report_lines(done: dict[str, float | int | None]) -> Iterable[str]:
+    """The summary in words."""
+    sent, dense = done["payload_bytes"] or 0, done["dense_bytes"] or 0
+    share = f" ({100 * sent / dense:.2f}%)" if dense else ""
+    differing = done["differing_bits"]
+    proof = "not verified" if differing is None else f"{differing} differing bits"
+    yield f"{done['num_steps']} steps, version {done['final_version']}, {proof}"
+    yield f"sent {size(sent)} where dense refits send {size(dense)}{share}"
+    yield f"changed {100 * (done['changed_fraction'] or 0):.3f}% of the stored values per refit"
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def debug_children() -> None:
+    """Have every child print the traceback of an error that it would put in one line."""
+    os.environ["DCR_DEBUG"] = "1"

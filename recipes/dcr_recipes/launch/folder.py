@@ -1,0 +1,121 @@
+"""Claiming a run folder: new or resumed, never two drivers in one."""
+
+import contextlib
+import fcntl
+import itertools
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dcr.errors import ConfigError
+from dcr_recipes.compose import compose, load, recompose, save
+from dcr_recipes.config import RunConfig
+from dcr_recipes.layout import RunFolder
+
+_LOCK_PATIENCE_S = 5.0
+"""Processes of a driver that was just killed need a moment to die; they hold the lock until then."""
+
+
+def choose(words: Sequence[str]) -> tuple[RunFolder, RunConfig]:
+    """Decide which folder ``words`` mean and with which configuration; creates nothing.
+
+    Raises:
+        ConfigError: the words are wrong, a new run names a folder in use, or a resumed one none.
+    """
+    asked = compose(words)
+    if not asked.resume:
+        root = Path(asked.run_dir) if asked.run_dir else _fresh(asked.recipe.name)
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise ConfigError(
+                f"run_dir: {root} exists; pass resume=true to continue it or choose another run_dir"
+            )
+        return RunFolder(root.absolute()), asked
+    root = Path(asked.run_dir or "runs/latest")
+    folder = RunFolder(root.resolve())
+    if not folder.config.exists():
+        raise ConfigError(f"resume: {root} holds no run; drop resume=true to start one there")
+    return folder, recompose(load(folder.config), words)
+
+
+def _fresh(recipe: str) -> Path:
+    stem = f"runs/{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([stem], (f"{stem}-{i}" for i in itertools.count(2)))
+    return next(path for path in map(Path, names) if not path.exists())
+
+
+@contextlib.contextmanager
+def claim(folder: RunFolder, config: RunConfig) -> Iterator[int]:
+    """Hold the folder's exclusive lock inside the block; yields its descriptor, to be inherited by children.
+
+    A lock that children share ends only with the last of them, so a new driver can never overlap
+    with what is left of a killed one.
+
+    Raises:
+        ConfigError: another driver holds the folder.
+    """
+    folder.root.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
+    try:
+        _lock(descriptor, folder, patience_s=_LOCK_PATIENCE_S if config.resume else 0.0)
+        _prepare(folder, config)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: RunFolder, *, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise ConfigError(
+                    f"run_dir: {folder.root} is in use by another run; wait for it or choose another run_dir"
+                ) from None
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _prepare(folder: RunFolder, config: RunConfig) -> None:
+    if folder.config.exists() and not config.resume:  # lost a race after choose()
+        raise ConfigError(f"run_dir: {folder.root} exists; pass resume=true to continue it")
+    for stale in (folder.endpoints, folder.rendezvous):  # of processes that are gone
+        shutil.rmtree(stale, ignore_errors=True)
+    for path in (
+        folder.rendezvous,
+        folder.endpoints,
+        folder.logs,
+        folder.store,
+        folder.checkpoints,
+        folder.dense,
+        folder.verify,
+    ):
+        path.mkdir(exist_ok=True)
+    if not folder.run_id.exists():
+        _replace(folder.run_id, secrets.token_hex(16))
+    config.run_dir = str(folder.root)
+    staged = folder.config.with_suffix(".tmp")
+    save(config, staged)
+    staged.replace(folder.config)
+    link_latest(folder)
+
+
+def link_latest(folder: RunFolder) -> None:
+    """Point ``runs/latest`` at a folder that lies in ``runs``; other folders are left alone."""
+    link = folder.root.parent / "latest"
+    if folder.root.parent != Path("runs").resolve():
+        return
+    staged = link.with_name(f".latest-{os.getpid()}")
+    staged.symlink_to(folder.root.name)
+    staged.replace(link)
+
+
+def _replace(path: Path, text: str) -> None:
+    staged = path.with_suffix(".tmp")
+    staged.write_text(text)
+    staged.replace(path)

@@ -1,0 +1,84 @@
+"""What a person sees while a run works: one line per step, and a status line on a terminal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+_HEADER = (
+    f"{'step':>9} {'reward':>8} {'changed':>9} {'sent':>10} {'of dense':>10} {'refit':>8} {'version':>8}"
+)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of ``metrics.jsonl``; a last line that is still being written is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def size(num_bytes: float) -> str:
+    """``num_bytes`` in the decimal unit that keeps it short."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def step_line(row: dict[str, Any], num_steps: int) -> str:
+    """One step's figures, aligned under the header."""
+    changed = 100 * row["refit/changed_fraction"]
+    step = f"{row['step']}/{num_steps}"
+    line = (
+        f"{step:>9} {row['reward/mean']:>8.4f} {changed:>8.3f}% {size(row['refit/payload_bytes']):>10}"
+        f" {size(row['refit/dense_bytes']):>10} {row['refit/seconds']:>6.2f} s {'v' + str(row['version']):>8}"
+    )
+    differing = row.get("verify/differing_bits")
+    if differing is not None:
+        line += f"  {differing} differing bits"
+    if changed == 0:
+        line += "  (nothing changed)"
+    return line
+
+
+class Progress:
+    """Follows a metrics file and prints each step once, also if the file is cut back and grows again."""
+
+    def __init__(self, metrics: Path, num_steps: int, console: Console) -> None:
+        self._metrics = metrics
+        self._num_steps = num_steps
+        self._console = console
+        self._shown = len(read_rows(metrics))
+        self._size = -1
+        self._status = console.status("starting the processes") if console.is_terminal else None
+
+    def __enter__(self) -> "Progress":
+        if self._shown:
+            self._console.print(f"continuing after step {self._shown}", highlight=False)
+        self._console.print(_HEADER, highlight=False)
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def update(self) -> None:
+        """Print the steps that are new since the last call."""
+        grown = self._metrics.stat().st_size if self._metrics.exists() else -1
+        if grown == self._size:
+            return
+        self._size = grown
+        for row in read_rows(self._metrics)[self._shown :]:
+            self._console.print(step_line(row, self._num_steps), highlight=False)
+            self._shown += 1
+        if self._status is not None:
+            self._status.update(f"step {self._shown + 1} of {self._num_steps}")
+
+    def tell(self, line: str) -> None:
+        """Print a remark of the driver, for example a restart."""
+        self._console.print(line, highlight=False, style="yellow", soft_wrap=True)

@@ -1,0 +1,159 @@
+"""A set of processes that is kept alive: restarts, a budget for them, and a clean end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dcr_recipes.errors import RunFailed
+from dcr_recipes.processes.border import EXIT_FATAL, INCARNATION, PARENT
+
+_TAIL_LINES = 8
+_TERM_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """How to start one process. All processes of one ``group`` are restarted together.
+
+    ``finishes``: exit code 0 means that its work is done; for others any exit is a death.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    group: str
+    finishes: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Child:
+    spec: Spec
+    incarnation: int = 0
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def died(self) -> bool:
+        """Whether it ended in a way that needs a restart."""
+        if self.process is None or self.process.poll() is None:
+            return False
+        return not (self.spec.finishes and self.process.returncode == 0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended with success."""
+        return self.process is not None and self.process.poll() == 0
+
+
+class Supervisor:
+    """Owns the children of one driver. All methods are called from the driver's main thread.
+
+    The kernel kills a child when the thread that started it ends, hence one thread for all.
+    """
+
+    def __init__(self, specs: Sequence[Spec], logs: Path, *, max_restarts: int, lock: int = -1) -> None:
+        """``logs`` is an existing folder; ``lock`` a descriptor that every child inherits (-1: none)."""
+        self._children = [_Child(spec) for spec in specs]
+        self._logs = logs
+        self._left = max_restarts
+        self._max_restarts = max_restarts
+        self._lock = lock
+
+    def start(self) -> None:
+        """Start every process."""
+        for child in self._children:
+            self._spawn(child)
+
+    def poll(self) -> list[str]:
+        """Restart what has died; returns one line per death, to be shown.
+
+        Raises:
+            RunFailed: a process ended for good, or the restart budget is spent.
+        """
+        return [self._recover(child) for child in self._children if child.died]
+
+    @property
+    def done(self) -> bool:
+        """Whether every process that finishes has finished."""
+        return all(child.finished for child in self._children if child.spec.finishes)
+
+    def pids(self) -> dict[str, int]:
+        """Process id of each child that was started and has not been seen to end, by name."""
+        running = [c for c in self._children if c.process is not None and c.process.poll() is None]
+        return {c.spec.name: c.process.pid for c in running if c.process is not None}
+
+    def stop(self) -> None:
+        """Ask all to end, then end them; returns when none is left. Idempotent."""
+        alive = [c.process for c in self._children if c.process is not None and c.process.poll() is None]
+        for process in alive:
+            process.terminate()
+        deadline = time.monotonic() + _TERM_GRACE_S
+        for process in alive:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        _kill(alive)
+
+    def _recover(self, child: _Child) -> str:
+        assert child.process is not None
+        how = _how(child.process.returncode)
+        if child.process.returncode == EXIT_FATAL:
+            raise RunFailed(f"{child.spec.name}: {self._last_words(child)}")
+        if self._left == 0:
+            raise RunFailed(
+                f"{child.spec.name} {how} and the budget of {self._max_restarts} restarts"
+                f" (faults.max_restarts) is spent; end of {self._log(child)}:\n{self._tail(child)}"
+            )
+        self._left -= 1
+        group = [other for other in self._children if other.spec.group == child.spec.group]
+        _kill([other.process for other in group if other.process is not None])
+        for other in group:
+            self._spawn(other)
+        again = "restarted" if len(group) == 1 else f"restarted all {len(group)} of {child.spec.group}"
+        return f"{child.spec.name} {how}; {again} (log: {self._log(child)})"
+
+    def _spawn(self, child: _Child) -> None:
+        child.incarnation += 1
+        env = {**os.environ, **child.spec.env, PARENT: str(os.getpid()), INCARNATION: str(child.incarnation)}
+        with self._log(child).open("ab") as log:
+            log.write(f"--- {child.spec.name}, start {child.incarnation}\n".encode())
+            log.flush()
+            child.process = subprocess.Popen(
+                child.spec.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env,
+                pass_fds=() if self._lock < 0 else (self._lock,),
+                start_new_session=True,  # Ctrl-C reaches the driver only; it then ends them in order
+            )
+
+    def _log(self, child: _Child) -> Path:
+        return self._logs / f"{child.spec.name}.log"
+
+    def _tail(self, child: _Child) -> str:
+        with self._log(child).open(errors="replace") as log:
+            return "".join(f"  {line}" for line in deque(log, _TAIL_LINES)).rstrip()
+
+    def _last_words(self, child: _Child) -> str:
+        with self._log(child).open(errors="replace") as log:
+            lines = [line.strip() for line in log if line.strip()]
+        return lines[-1].removeprefix("error: ")
+
+
+def _kill(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+    for process in processes:
+        process.wait()
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"

@@ -1,0 +1,85 @@
+"""Names of everything in a run folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of one run; nothing here creates anything."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration (YAML)."""
+        return self.root / "config.yaml"
+
+    @property
+    def run_id(self) -> Path:
+        """32 hexadecimal digits under which every object of the run lives (P1)."""
+        return self.root / "run_id"
+
+    @property
+    def lock(self) -> Path:
+        """Held (flock) by the driver and every process that it started."""
+        return self.root / "lock"
+
+    @property
+    def endpoints(self) -> Path:
+        """One ``<name>.json`` per process: where it listens now."""
+        return self.root / "endpoints"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Files through which the trainer ranks of one start find one another."""
+        return self.root / "rendezvous"
+
+    @property
+    def logs(self) -> Path:
+        """One ``<name>.log`` per process."""
+        return self.root / "logs"
+
+    def log(self, name: str) -> Path:
+        """Output of process ``name`` over all its incarnations."""
+        return self.logs / f"{name}.log"
+
+    @property
+    def store(self) -> Path:
+        """Directory object store: payloads, manifests, audit tables, catalogue."""
+        return self.root / "store"
+
+    @property
+    def control(self) -> Path:
+        """SQLite file that holds the commit record."""
+        return self.root / "control.sqlite"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Training checkpoints, one folder per version."""
+        return self.root / "checkpoints"
+
+    @property
+    def dense(self) -> Path:
+        """Gathered candidates (safetensors) for dense refits and verification."""
+        return self.root / "dense"
+
+    @property
+    def verify(self) -> Path:
+        """Raw storage of every instance after the last refit."""
+        return self.root / "verify"
+
+    @property
+    def faults(self) -> Path:
+        """One empty file per injected fault that has fired."""
+        return self.root / "faults"
+
+    @property
+    def metrics(self) -> Path:
+        """One flat JSON object per step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """Figures of the whole run, written when it is complete."""
+        return self.root / "summary.json"

@@ -1,0 +1,68 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dcr_recipes.cli import main
+from dcr_recipes.config import RULES
+
+
+def _dcr(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "dcr_recipes.cli", *words], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_help_lists_every_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["grpo", "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(f"{key}=" in shown for key in RULES)
+    assert "steps=20" in shown
+    assert "(dcr | dense)" in shown
+
+
+def test_importing_the_command_is_light() -> None:
+    heavy = "('torch', 'hydra', 'transformers')"
+    code = f"import sys, dcr_recipes.cli; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = _dcr("grpo", "stpes=3", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: unknown key 'stpes'; nearest: steps\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = _dcr("grpo", "stpes=3", "--debug", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_an_existing_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.yaml").write_text("")
+    done = _dcr("grpo", "run_dir=old", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "old exists; pass resume=true to continue it or choose another run_dir" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("resume=true",), ("resume=true", "run_dir=none")])
+def test_there_must_be_a_run_to_resume(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = _dcr("grpo", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds no run" in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = _dcr("grpo", "run_dir=file/run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "file/run" in done.stderr

@@ -1,0 +1,125 @@
+import math
+from pathlib import Path
+
+import pytest
+
+from dcr.config import CommitConfig
+from dcr.errors import ConfigError
+from dcr_recipes.compose import choices, compose, load, recompose, save
+from dcr_recipes.config import GROUPS, RULES, RunConfig, leaves
+
+
+def test_words_override_defaults() -> None:
+    config = compose(["steps=3", "lr=1e-3", "refit=dense", "runtime.port=8000", "resume=true"])
+    assert (config.steps, config.refit, config.runtime.port, config.resume) == (3, "dense", 8000, True)
+    assert config.lr == 1e-3
+    assert config.seed == RunConfig().seed
+
+
+def test_strings_are_taken_as_they_are() -> None:
+    assert compose(["run_dir=/tmp/a=b [1]"]).run_dir == "/tmp/a=b [1]"
+
+
+@pytest.mark.parametrize("text", ["[runtime-0:a.b:2:1,owner-1:c:1]", '["runtime-0:a.b:2:1", "owner-1:c:1"]'])
+def test_lists(text: str) -> None:
+    assert compose([f"faults.kill={text}"]).faults.kill == ["runtime-0:a.b:2:1", "owner-1:c:1"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_shipped_choice_composes(group: str) -> None:
+    assert choices(group)
+    for choice in choices(group):
+        assert leaves(compose([f"{group}={choice}"]))[f"{group}.name"] is not None
+
+
+def test_the_shipped_runtime_packs_modules() -> None:
+    packed = compose([]).runtime.packed
+    assert all(parts for parts in packed.values())
+
+
+def test_a_later_word_wins_over_its_group_and_earlier_words() -> None:
+    assert compose(["steps=1", "steps=2", "runtime.threads=4", "runtime=hf"]).runtime.threads == 4
+    assert compose(["steps=1", "steps=2"]).steps == 2
+
+
+WRONG = {
+    "stpes=3": "unknown key 'stpes'; nearest: steps",
+    "port=1": "unknown key 'port'; nearest: runtime.port",
+    "runtime.prot=1": "nearest: runtime.port",
+    "trainer.zzz=1": "nearest: trainer.name, trainer.ranks",
+    "zzz=1": "`dcr grpo --help` lists the keys",
+    "+steps=1": "nearest: steps",
+    "steps": "'steps': expected key=value",
+    "=3": "expected key=value",
+    "steps=abc": "steps: expected an integer, got 'abc'",
+    "steps=1.5": "steps: expected an integer, got '1.5'",
+    "steps=true": "steps: expected an integer",
+    "steps=1,2": "steps: expected an integer",
+    "steps=null": "steps: expected an integer",
+    "steps=": "steps: expected an integer",
+    "steps=-1": "steps: must be at least 0, got -1",
+    "lr=fast": "lr: expected a number, got 'fast'",
+    "lr=nan": "lr: must be at least 0",
+    "lr=inf": "lr: must be below inf",
+    "resume=maybe": "resume: expected true or false, got 'maybe'",
+    "refit=sparse": "refit: 'sparse' is not a choice; accepted: dcr, dense",
+    "recipe=ppo": "recipe: 'ppo' is not a choice; accepted: grpo",
+    "codec.name=none": "codec.name: 'none' is not a choice; accepted:",
+    "runtime.port=65536": "runtime.port: must be below 65536",
+    "commit.retry_pause_s=-1": "commit.retry_pause_s: must be at least 0",
+    "runtime.packed=3": "runtime.packed: expected a mapping",
+    "faults.kill=abc": "faults.kill: expected a list",
+    "faults.kill=[a:b]": "faults.kill: 'a:b' is not process:point:nth",
+    "faults.kill=[a:b:0]": "is not process:point:nth",
+    "run_dir=${oc.env:HOME}": "run_dir: '${oc.env:HOME}' must be a plain value",
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_a_mistake_is_one_line_that_names_the_key(word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([word])
+    assert WRONG[word] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    config = compose(["steps=3", "runtime.packed={qkv_proj:[q_proj,k_proj]}", "faults.kill=[a:b:1]"])
+    save(config, tmp_path / "config.yaml")
+    assert load(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("text", ["steps: [", "steps: abc", "other: 1", "- 1", "steps: -1"])
+def test_a_damaged_file_is_a_clear_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        load(tmp_path / "config.yaml")
+
+
+def test_resume_keeps_what_the_run_was_started_with() -> None:
+    saved = compose(["seed=7", "steps=3", "verify=off"])
+    resumed = recompose(saved, ["resume=true", "steps=5", "recipe=grpo"])
+    assert (resumed.seed, resumed.steps, resumed.verify, resumed.resume) == (7, 5, "off", True)
+    with pytest.raises(ConfigError, match="seed: this run was started with 7; 8 needs a new run_dir"):
+        recompose(saved, ["seed=8"])
+
+
+def test_every_rule_is_about_a_key_and_its_default_obeys_it() -> None:
+    known = leaves(RunConfig())
+    assert not set(RULES) - set(known)
+    assert all(not rule.choices or known[key] in rule.choices for key, rule in RULES.items())
+
+
+def test_the_core_is_given_its_own_part() -> None:
+    core = compose(["codec.zstd_level=3", "commit.max_attempts=2"]).refit_config()
+    assert core.codec.zstd_level == 3
+    assert isinstance(core.commit, CommitConfig)
+    assert core.commit.max_attempts == 2
+    assert math.isfinite(core.commit.finish_deadline_s)
