@@ -1,0 +1,65 @@
+"""How scripts talk to the parties: one Gather, every answer or one clear failure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from dcr.commit.effects import Answer, Call, Gather, Script
+from dcr.errors import AttemptFailed, ConfigError, IntegrityError, RefitError, UnsupportedPath
+from dcr.observe import point
+
+R = TypeVar("R")
+FATAL = (UnsupportedPath, IntegrityError, ConfigError)
+"""A retry cannot repair these: the caller hears of them at once."""
+
+
+def to_all(targets: Iterable[str], method: str, **params: object) -> tuple[Call, ...]:
+    """The same call to each target."""
+    return tuple(Call(target, method, params) for target in targets)
+
+
+def ask(calls: tuple[Call, ...], deadline_s: float) -> Script[dict[str, Any]]:
+    """Make all calls and return every answer, by target.
+
+    Raises:
+        UnsupportedPath, IntegrityError, ConfigError: as a party raised it, with its name in front.
+        AttemptFailed: a party failed or missed the deadline; the text names each with its cause.
+    """
+    answers: dict[str, Answer] = yield Gather(calls, deadline_s)
+    failed = failures(answers)
+    if failed:
+        raise_fatal(failed)
+        raise AttemptFailed(describe(failed))
+    return answers
+
+
+def try_all(calls: tuple[Call, ...], deadline_s: float) -> Script[dict[str, Answer]]:
+    """Make all calls; failures come back as answers."""
+    answers: dict[str, Answer] = yield Gather(calls, deadline_s)
+    return answers
+
+
+def failures(answers: Mapping[str, Answer]) -> dict[str, RefitError]:
+    """The parties that did not do what was asked."""
+    return {target: answer for target, answer in answers.items() if isinstance(answer, RefitError)}
+
+
+def raise_fatal(failed: Mapping[str, RefitError]) -> None:
+    """Raise the first failure that no retry repairs, if there is one."""
+    for target, err in sorted(failed.items()):
+        if isinstance(err, FATAL):
+            raise type(err)(f"{target}: {err}") from err
+
+
+def describe(failed: Mapping[str, RefitError]) -> str:
+    """One line that names each failed party with its cause."""
+    return "; ".join(f"{target}: {type(err).__name__}: {err}" for target, err in sorted(failed.items()))
+
+
+def marked(names: Iterable[str], attempt: object, inner: Script[R]) -> Script[R]:
+    """Run ``inner`` between the points ``coordinator.<name>.before`` and ``.after`` of each name."""
+    for name in names:
+        point(f"coordinator.{name}.before", attempt=str(attempt))
+    result = yield from inner
+    for name in names:
+        point(f"coordinator.{name}.after", attempt=str(attempt))
+    return result

@@ -1,0 +1,80 @@
+"""After the record names tau: fold in, settle. Neither may be given up (DESIGN P9, R16)."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from dcr.commit.calls import describe, failures, marked, raise_fatal, to_all, try_all
+from dcr.commit.context import Context
+from dcr.commit.effects import Pause, Script
+from dcr.errors import IntegrityError, Unreachable
+from dcr.model import CommitRecord, ReceiverReport, ReceiverState
+
+logger = logging.getLogger(__name__)
+SETTLE_TRIES = 3
+"""A receiver that misses its settling is settled by its next fence, so it is not waited for."""
+
+
+def complete(context: Context, record: CommitRecord) -> Script[None]:
+    """Bring every tracker to ``record``, then let every receiver serve it. Idempotent."""
+    yield from fold_in(context, context.owners, record)
+    yield from settle(context, record)
+
+
+def fold_in(context: Context, owners: Sequence[str], record: CommitRecord) -> Script[None]:
+    """Ask until each of ``owners`` holds ``record`` as its baseline, durably (P9).
+
+    Raises:
+        Unreachable: some owner stayed away; resuming the run asks it again.
+        IntegrityError: an owner cannot reach the record's bits.
+    """
+    yield from marked(["fold_in"], record.attempt, _fold_in(context, owners, record))
+
+
+def _fold_in(context: Context, owners: Sequence[str], record: CommitRecord) -> Script[None]:
+    pending, config = tuple(owners), context.config
+    failed: dict[str, Any] = {}
+    for _ in range(config.max_attempts):
+        calls = to_all(pending, "fold_in", attempt=record.attempt, record=record)
+        answers = yield from try_all(calls, config.fold_in_deadline_s)
+        failed = failures(answers)
+        raise_fatal(failed)
+        _check_folded({t: a for t, a in answers.items() if t not in failed}, record)
+        pending = tuple(failed)
+        if not pending:
+            return
+        yield Pause(config.retry_pause_s)
+    raise Unreachable(
+        f"version {record.version} is committed, but its fold-in is missing at {describe(failed)}; "
+        "restart these and resume the run"
+    )
+
+
+def _check_folded(reports: dict[str, Any], record: CommitRecord) -> None:
+    for target, report in reports.items():
+        if report.baseline_version != record.version:
+            raise IntegrityError(
+                f"{target}: trackers are at {report.baseline_version} after fold-in of {record.version}"
+            )
+
+
+def settle(context: Context, record: CommitRecord) -> Script[None]:
+    """Tell every receiver that ``record`` is committed: complete(tau) becomes clean, its gate opens."""
+    yield from marked(["settle"], record.attempt, _settle(context, record))
+
+
+def _settle(context: Context, record: CommitRecord) -> Script[None]:
+    pending, config = context.receivers, context.config
+    for _ in range(SETTLE_TRIES):
+        answers = yield from try_all(to_all(pending, "settle", record=record), config.fence_deadline_s)
+        raise_fatal(failures(answers))
+        pending = tuple(target for target, answer in answers.items() if not _serves(answer, record))
+        if not pending:
+            return
+        yield Pause(config.retry_pause_s)
+    logger.warning("version %d: %s not settled; next fence does it", record.version, ", ".join(pending))
+
+
+def _serves(answer: object, record: CommitRecord) -> bool:
+    settled = isinstance(answer, ReceiverReport) and answer.state is ReceiverState.CLEAN
+    return settled and isinstance(answer, ReceiverReport) and answer.version == record.version

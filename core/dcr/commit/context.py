@@ -1,0 +1,51 @@
+"""What every script of one coordinator knows: its run, its epoch and the fixed cast of parties."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dcr.config import CommitConfig
+from dcr.model import ApplyAck, Catalogue, CommitRecord, Manifest, RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """``owners`` are targets in trainer-rank order; ``receivers`` are all required (P11).
+
+    ``epoch`` is the coordinator's claim on the run: every write of it is refused once another
+    took over. ``nonce`` gives a fresh identity for each write.
+    """
+
+    run: RunId
+    epoch: int
+    owners: tuple[str, ...]
+    receivers: tuple[str, ...]
+    catalogue: Catalogue
+    config: CommitConfig
+    nonce: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Publish the candidate of training step ``step`` as the version after ``parent_version``."""
+
+    step: int
+    parent_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a transition ended. ``acks`` is empty if an earlier coordinator or request committed it."""
+
+    record: CommitRecord
+    acks: tuple[ApplyAck, ...]
+    num_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionReport:
+    """An ``Outcome`` with the committed manifest, for callers outside the commit layer."""
+
+    record: CommitRecord
+    manifest: Manifest
+    acks: tuple[ApplyAck, ...]
+    num_attempts: int

@@ -1,0 +1,222 @@
+"""One transition v -> v+1 (paper Algorithm B.2): attempts until one commits.
+
+A script without input or output of its own: it yields effects and is sent their answers, so the
+simulation runs this very code. It keeps nothing between requests; asked again after a crash, it
+finds in the control state whether its candidate was committed.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from dcr.commit.calls import ask, marked, to_all, try_all
+from dcr.commit.completion import complete, fold_in
+from dcr.commit.context import Context, Outcome, Request
+from dcr.commit.effects import Pause, Script, StoreObject
+from dcr.commit.register import (
+    abandon_attempt,
+    commit_record,
+    open_transition,
+    prepare_attempt,
+    read_state,
+)
+from dcr.commit.rules import (
+    candidate_of,
+    check_acks,
+    check_owners,
+    check_parent,
+    combine_classes,
+    committed_already,
+    join_audit,
+    join_manifest,
+    lagging,
+    needs_restore,
+    overwrites_only,
+    warn_if_unchanged,
+)
+from dcr.commit.transitions import commit
+from dcr.errors import AttemptFailed, RefitError, StoreError, Unreachable, UnsupportedPath
+from dcr.model import (
+    ActiveAttempt,
+    ApplyAck,
+    AttemptId,
+    Classification,
+    CommitRecord,
+    ControlState,
+    Manifest,
+    OwnerClose,
+    OwnerReport,
+    ReceiverReport,
+    to_json,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The record names our attempt, for certain."""
+
+    record: CommitRecord
+    acks: tuple[ApplyAck, ...] = ()
+
+
+def transition(context: Context, request: Request) -> Script[Outcome]:
+    """Commit the candidate of ``request.step`` and bring every party to it.
+
+    Raises:
+        AttemptFailed: no attempt succeeded; v stays committed and gates that closed stay closed.
+        Conflict: another coordinator took over, or the caller builds on another version.
+        Unreachable: committed, but an owner did not fold in; resume the run.
+        UnsupportedPath, IntegrityError, ConfigError: as a party raised them.
+    """
+    last: RefitError = AttemptFailed("no attempt was made")
+    for number in range(1, context.config.max_attempts + 1):
+        try:
+            committed = yield from attempt_once(context, request)
+        except (AttemptFailed, StoreError, Unreachable) as err:
+            logger.warning("step %d, try %d failed: %s", request.step, number, err)
+            last = err
+            yield Pause(context.config.retry_pause_s)
+            continue
+        yield from complete(context, committed.record)
+        return Outcome(committed.record, committed.acks, number)
+    raise AttemptFailed(f"step {request.step}: {context.config.max_attempts} attempts failed; last: {last}")
+
+
+def attempt_once(context: Context, request: Request) -> Script[Committed]:
+    """Collect, read, prepare, and carry one attempt to its commit; on failure stop it everywhere."""
+    reports = yield from collect(context, request.step)
+    state = yield from read_state(context)
+    if committed_already(request, state.record, reports):
+        return Committed(state.record)
+    check_parent(request, state.record)
+    behind = lagging(context.owners, reports, state.record)
+    if behind:
+        yield from fold_in(context, behind, state.record)
+    candidate = candidate_of(request.step, reports)
+    inner = prepare_attempt(context, candidate, request.parent_version)
+    prepared, active = yield from marked(["prepare"], f"step {request.step}", inner)
+    try:
+        return (yield from carry_out(context, prepared, active))
+    except UnsupportedPath:
+        yield from refuse(context, active.attempt)
+        raise
+    except RefitError:
+        yield from stop_everywhere(context, active.attempt)
+        raise
+
+
+def collect(context: Context, step: int) -> Script[list[OwnerReport]]:
+    """What each owner holds once it presents the candidate of ``step``, in rank order."""
+    calls = to_all(context.owners, "collect", step=step)
+    answers = yield from ask(calls, context.config.collect_deadline_s)
+    return [answers[target] for target in context.owners]
+
+
+def carry_out(context: Context, prepared: ControlState, active: ActiveAttempt) -> Script[Committed]:
+    """Everything between prepare and the known outcome of the commit."""
+    record, attempt = prepared.record, active.attempt
+    owners, receivers = yield from fence(context, attempt, record)
+    check_owners(active, record, owners)
+    receivers = yield from restore(context, attempt, record, receivers, opened=active.opened)
+    classes = combine_classes(context.catalogue, receivers)
+    inner = open_transition(context, attempt)
+    state = yield from marked(["mark_opened"], attempt, inner)
+    closes = yield from stream(context, active, record, classes)
+    manifest, digest, audit = yield from publish_lists(context, active, record, closes)
+    acks = yield from finish(context, manifest, digest)
+    new = CommitRecord(
+        context.run, record.version + 1, attempt, context.epoch, context.nonce(), record.attempt,
+        active.candidate.step, context.catalogue.digest(), digest, audit,
+    )  # fmt: skip
+    inner_commit = commit_record(context, state, commit(state, new))
+    if not (yield from marked(["commit"], attempt, inner_commit)):
+        raise AttemptFailed(f"attempt {attempt} was replaced before its commit")
+    return Committed(new, acks)
+
+
+def fence(
+    context: Context, attempt: AttemptId, record: CommitRecord
+) -> Script[tuple[list[OwnerReport], dict[str, ReceiverReport]]]:
+    """Make every party obey ``attempt``; afterwards no earlier write can take effect anywhere (P6)."""
+    calls = to_all((*context.owners, *context.receivers), "fence", attempt=attempt, record=record)
+    answers = yield from ask(calls, context.config.fence_deadline_s)
+    return [answers[t] for t in context.owners], {t: answers[t] for t in context.receivers}
+
+
+def restore(
+    context: Context,
+    attempt: AttemptId,
+    record: CommitRecord,
+    reports: dict[str, ReceiverReport],
+    *,
+    opened: bool,
+) -> Script[dict[str, ReceiverReport]]:
+    """Bring each receiver that cannot take the attempt back to v, proven (P5, P8, P11)."""
+    targets = [t for t, report in reports.items() if needs_restore(report, record.version, opened)]
+    if not targets:
+        return reports
+    calls = to_all(targets, "restore", attempt=attempt, record=record)
+    inner = ask(calls, context.config.restore_deadline_s)
+    restored = yield from marked(["restore"], attempt, inner)
+    for target, report in restored.items():
+        if needs_restore(report, record.version, opened=False):
+            raise AttemptFailed(f"{target} is {report.state}({report.version}) after restore")
+    return reports | restored
+
+
+def stream(
+    context: Context, active: ActiveAttempt, record: CommitRecord, classes: Classification
+) -> Script[list[OwnerClose]]:
+    """Open the receivers and construct on the owners at the same time; the closed lists by rank."""
+    opens = to_all(context.receivers, "open_apply", attempt=active.attempt, record=record)
+    constructs = to_all(
+        context.owners, "construct", attempt=active.attempt, record=record,
+        overwrite_only=overwrites_only(active), classification=classes,
+    )  # fmt: skip
+    inner = ask((*opens, *constructs), context.config.construct_deadline_s)
+    answers = yield from marked(["open_apply", "construct"], active.attempt, inner)
+    return [answers[target] for target in context.owners]
+
+
+def publish_lists(
+    context: Context, active: ActiveAttempt, record: CommitRecord, closes: list[OwnerClose]
+) -> Script[tuple[Manifest, str, str]]:
+    """Store manifest and audit table as immutable objects; return the manifest and both digests (P7)."""
+    only = overwrites_only(active)
+    manifest = join_manifest(context, active.attempt, record, closes, overwrite_only=only)
+    warn_if_unchanged(manifest)
+    digest = yield from store_object("manifest", to_json(manifest))
+    audit = yield from store_object("audit", to_json(join_audit(context.catalogue, closes)))
+    return manifest, digest, audit
+
+
+def store_object(kind: str, data: bytes) -> Script[str]:
+    """Put an immutable object; raises StoreError."""
+    answer: str | RefitError = yield StoreObject(kind, data)
+    if isinstance(answer, RefitError):
+        raise answer
+    return answer
+
+
+def finish(context: Context, manifest: Manifest, digest: str) -> Script[tuple[ApplyAck, ...]]:
+    """Wait until every receiver applied, synchronized and checked exactly ``manifest`` (R16)."""
+    attempt = manifest.attempt
+    calls = to_all(context.receivers, "finish", attempt=attempt, manifest=digest)
+    inner = ask(calls, context.config.finish_deadline_s)
+    acks: dict[str, Any] = yield from marked(["finish"], attempt, inner)
+    check_acks(acks, manifest, digest)
+    return tuple(acks[target] for target in context.receivers)
+
+
+def stop_everywhere(context: Context, attempt: AttemptId) -> Script[None]:
+    """Best effort: whoever does not answer is stopped by the next fence, which is waited for."""
+    calls = to_all((*context.owners, *context.receivers), "stop_and_wait", attempt=attempt)
+    yield from try_all(calls, context.config.fence_deadline_s)
+
+
+def refuse(context: Context, attempt: AttemptId) -> Script[None]:
+    """A path cannot be refitted: stop the attempt and give its candidate up (P12)."""
+    yield from stop_everywhere(context, attempt)
+    yield from abandon_attempt(context, attempt)

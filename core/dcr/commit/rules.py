@@ -1,0 +1,180 @@
+"""The coordinator's decisions as pure functions: each is one rule that the simulation can break."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from dcr.commit.context import Context, Request
+from dcr.errors import AttemptFailed, ConfigError, Conflict, IntegrityError, UnsupportedPath
+from dcr.model import (
+    ActiveAttempt,
+    ApplyAck,
+    AttemptId,
+    AuditDigest,
+    AuditTable,
+    CandidateId,
+    Catalogue,
+    Classification,
+    CommitRecord,
+    Manifest,
+    OwnerClose,
+    OwnerReport,
+    PathClass,
+    ReceiverReport,
+    ReceiverState,
+    digest_hex,
+)
+
+logger = logging.getLogger(__name__)
+_ORDER = (PathClass.SKIP, PathClass.XOR, PathClass.OVERWRITE, PathClass.REFUSED)
+_AUDIT_MODULUS = 2**61 - 1
+
+
+def candidate_of(step: int, reports: Sequence[OwnerReport]) -> CandidateId:
+    """Identity of the candidate that all owners hold together (P5).
+
+    Raises:
+        ConfigError: an owner answers under another rank's name.
+        AttemptFailed: an owner holds no candidate of ``step``.
+    """
+    for rank, report in enumerate(reports):
+        if report.owner != rank:
+            raise ConfigError(f"owner-{rank} says it is rank {report.owner}; check the endpoints")
+        if report.step != step:
+            raise AttemptFailed(f"owner-{rank} holds a candidate of step {report.step}, not {step}")
+    counters = digest_hex("/".join(report.counters for report in reports).encode())
+    return CandidateId(step, tuple(report.incarnation for report in reports), counters)
+
+
+def committed_already(request: Request, record: CommitRecord, reports: Sequence[OwnerReport]) -> bool:
+    """Whether ``record`` is the commit of this very request (P10): an owner closed its attempt."""
+    if record.version != request.parent_version + 1 or record.step != request.step:
+        return False
+    return any(r.close is not None and r.close.attempt == record.attempt for r in reports)
+
+
+def check_parent(request: Request, record: CommitRecord) -> None:
+    """Raise Conflict unless the committed version is the one that the caller builds on."""
+    if record.version != request.parent_version:
+        raise Conflict(
+            f"version {record.version} (step {record.step}) is committed, but the request for step "
+            f"{request.step} builds on {request.parent_version}; read the record again"
+        )
+
+
+def lagging(targets: Sequence[str], reports: Sequence[OwnerReport], record: CommitRecord) -> list[str]:
+    """Owners whose trackers still miss ``record`` (P9).
+
+    Raises:
+        IntegrityError: trackers are ahead of what was ever committed.
+    """
+    for target, report in zip(targets, reports, strict=True):
+        if report.baseline_version > record.version:
+            raise IntegrityError(
+                f"{target}: trackers are at {report.baseline_version}, but {record.version} is committed"
+            )
+    pairs = zip(targets, reports, strict=True)
+    return [target for target, report in pairs if report.baseline_version != record.version]
+
+
+def check_owners(active: ActiveAttempt, record: CommitRecord, reports: Sequence[OwnerReport]) -> None:
+    """After the fence: the candidate is still the prepared one and every tracker holds v (P5, P9).
+
+    Raises:
+        AttemptFailed: an owner restarted, lost its candidate or lags.
+    """
+    if candidate_of(active.candidate.step, reports) != active.candidate:
+        raise AttemptFailed("an owner restarted or its weights were written since the candidate was named")
+    for report in reports:
+        if report.baseline_version != record.version:
+            raise AttemptFailed(f"owner-{report.owner}: trackers are at {report.baseline_version}")
+
+
+def needs_restore(report: ReceiverReport, version: int, opened: bool) -> bool:
+    """Whether a fenced receiver cannot take this attempt as it is (P5, P8, P11).
+
+    mixed(v) is fine only under the opened mark: then it was written by attempts of the same
+    candidate, whose complete overwrite set repairs it.
+    """
+    if report.version != version:
+        return True
+    usable = {ReceiverState.CLEAN, ReceiverState.MIXED} if opened else {ReceiverState.CLEAN}
+    return report.state not in usable
+
+
+def overwrites_only(active: ActiveAttempt) -> bool:
+    """Only absolute values may be sent once receivers may hold part of the transition (P3, P6)."""
+    return active.opened
+
+
+def combine_classes(catalogue: Catalogue, reports: Mapping[str, ReceiverReport]) -> Classification:
+    """Most restrictive class over all receivers, for every name and alias (R6).
+
+    Raises:
+        UnsupportedPath: a receiver refuses a tensor.
+    """
+    names = [name for spec in catalogue.tensors for name in (spec.name, *spec.aliases)]
+    combined: Classification = {}
+    for name in names:
+        classes = {target: r.classification.get(name, PathClass.OVERWRITE) for target, r in reports.items()}
+        refusing = sorted(target for target, path in classes.items() if path is PathClass.REFUSED)
+        if refusing:
+            raise UnsupportedPath(
+                f"tensor {name!r}: {', '.join(refusing)} cannot be refitted; use refit=dense"
+            )
+        combined[name] = max(classes.values(), key=_ORDER.index, default=PathClass.OVERWRITE)
+    return combined
+
+
+def join_manifest(
+    context: Context, attempt: AttemptId, parent: CommitRecord | None, closes: Sequence[OwnerClose], *,
+    overwrite_only: bool,
+) -> Manifest:  # fmt: skip
+    """The complete list of the attempt: every owner of the table has closed it (P7).
+
+    Raises:
+        AttemptFailed: a list belongs to another attempt or owner.
+    """
+    for rank, close in enumerate(closes):
+        if close.attempt != attempt or close.owner != rank:
+            raise AttemptFailed(f"owner-{rank} closed {close.attempt} as owner {close.owner}, not {attempt}")
+    link = None if parent is None else (parent.attempt, parent.manifest)
+    version = 0 if parent is None else parent.version
+    owners = tuple(closes)
+    return Manifest(context.run, attempt, version, link, context.catalogue.digest(), overwrite_only, owners)
+
+
+def join_audit(catalogue: Catalogue, closes: Sequence[OwnerClose]) -> AuditTable:
+    """Digest of every whole candidate tensor from the owners' partial sums (B6).
+
+    Raises:
+        IntegrityError: the parts do not cover a tensor exactly once, or name an unknown one.
+    """
+    expected = {n: spec.num_elements for spec in catalogue.tensors for n in (spec.name, *spec.aliases)}
+    table = dict.fromkeys(expected, AuditDigest(0, 0))
+    for close in closes:
+        for name, part in close.audit.items():
+            if name not in table:
+                raise IntegrityError(f"owner-{close.owner} audits {name!r}, which the catalogue lacks")
+            total, count = table[name]
+            table[name] = AuditDigest((total + part.total) % _AUDIT_MODULUS, count + part.count)
+    for name, digest in table.items():
+        if digest.count != expected[name]:
+            raise IntegrityError(f"{name!r}: owners cover {digest.count} of {expected[name]} elements")
+    return table
+
+
+def check_acks(acks: Mapping[str, ApplyAck], manifest: Manifest, digest: str) -> None:
+    """Every receiver finished exactly this manifest under this attempt (P6); raises AttemptFailed."""
+    for target, ack in acks.items():
+        mine = ack.attempt == manifest.attempt and ack.manifest == digest
+        if not mine or ack.num_payloads != len(manifest.payloads):
+            raise AttemptFailed(
+                f"{target} finished {ack.num_payloads} payloads of {ack.attempt}, "
+                f"not {len(manifest.payloads)} of {manifest.attempt}"
+            )
+
+
+def warn_if_unchanged(manifest: Manifest) -> None:
+    """A transition without changes commits all the same, but it is seldom what one meant (P15)."""
+    if not any(close.num_changed for close in manifest.owners):
+        logger.warning("version %d changes no value: is training running?", manifest.attempt.version)
