@@ -82,10 +82,11 @@ def write_payload(head: Head, body: bytes) -> bytes:
         name.attempt.version, name.attempt.number, name.owner, name.sequence, name.parent,
         bytes.fromhex(name.catalogue), head.num_items, head.num_entries, head.raw_bytes, head.body_bytes,
     )  # fmt: skip
-    return b"".join((fields, _digest(fields, body), body))
+    return b"".join((fields, digest_of(fields, body), body))
 
 
-def _digest(fields: bytes | memoryview, body: bytes | memoryview) -> bytes:
+def digest_of(fields: bytes | memoryview, body: bytes | memoryview) -> bytes:
+    """BLAKE2b-128 over the head up to the digest, then everything after it."""
     state = hashlib.blake2b(fields, digest_size=_DIGEST_BYTES)
     state.update(body)
     return state.digest()
@@ -105,7 +106,7 @@ def read_head(data: bytes | memoryview, *, limits: Limits | None = None) -> Head
     if head.body_bytes != len(body):
         raise PayloadError(f"the head declares a body of {head.body_bytes} bytes, {len(body)} follow")
     _check_sizes(head, limits or Limits())
-    if _digest(fields, body).hex() != head.digest:
+    if digest_of(fields, body).hex() != head.digest:
         raise PayloadError("digest mismatch: head or body were changed on the way")
     return head
 
