@@ -1,0 +1,132 @@
+"""Sums of keyed terms over arrays of lanes, compiled and in plain numpy, with equal results.
+
+A term k * v, v = lane + 1 <= 2^32, has up to 93 bits. With k = high * 2^32 + low it is
+low * v + (high * v) * 2^32; halves of the two products are summed into three 64-bit words, and
+only the total is reduced modulo p, in Python's integers:
+
+    total = word0 + word1 * 2^32 + word2 * 2^64
+
+A word grows by less than 2^33 a term, so 2^30 terms fit. Shape legend: L lanes.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr.audit.keys import GAMMA, MIX_1, MIX_2, MODULUS
+
+Lanes: TypeAlias = NDArray[np.unsignedinteger[Any]]
+Positions: TypeAlias = NDArray[np.int64]
+Words: TypeAlias = tuple[int, int, int]
+_MAX_TERMS = 1 << 30
+_NUMPY_CHUNK = 1 << 16
+_COMPILE_FROM = 1 << 12
+_LOW = np.uint64(0xFFFFFFFF)
+_LAST = np.uint64(MODULUS - 1)
+_S3, _S27, _S30, _S31, _S32 = (np.uint64(n) for n in (3, 27, 30, 31, 32))
+_ONE, _TWO = np.uint64(1), np.uint64(2)
+_GAMMA, _MIX_1, _MIX_2 = np.uint64(GAMMA), np.uint64(MIX_1), np.uint64(MIX_2)
+
+
+def sum_run(lanes: Lanes, seeds: tuple[int, int], first: int, step: int, *, force_numpy: bool) -> int:
+    """Sum modulo p of the terms of ``lanes`` [L] at x = first, first + step, ... (x = 2 index + lane)."""
+    total = 0
+    compiled = not force_numpy and lanes.size >= _COMPILE_FROM
+    block = _MAX_TERMS if compiled else _NUMPY_CHUNK
+    for start in range(0, lanes.size, block):
+        part = lanes[start : start + block]
+        at = first + start * step
+        if compiled:
+            words = _compiled()[0](
+                part, np.uint64(seeds[0]), np.uint64(seeds[1]), np.uint64(at), np.uint64(step)
+            )
+        else:
+            x = np.uint64(at) + np.arange(part.size, dtype=np.uint64) * np.uint64(step)
+            words = _numpy_words(part, x, seeds)
+        total += _join(words)
+    return total % MODULUS
+
+
+def sum_at(lanes: Lanes, indices: Positions, seeds: tuple[int, int], lane: int, *, force_numpy: bool) -> int:
+    """Sum modulo p of the terms of ``lanes`` [L], each at its own canonical index [L]."""
+    total = 0
+    compiled = not force_numpy and lanes.size >= _COMPILE_FROM
+    block = _MAX_TERMS if compiled else _NUMPY_CHUNK
+    for start in range(0, lanes.size, block):
+        part, at = lanes[start : start + block], indices[start : start + block]
+        if compiled:
+            words = _compiled()[1](part, at, np.uint64(seeds[0]), np.uint64(seeds[1]), np.uint64(lane))
+        else:
+            words = _numpy_words(part, at.astype(np.uint64) * _TWO + np.uint64(lane), seeds)
+        total += _join(words)
+    return total % MODULUS
+
+
+def _join(words: Words) -> int:
+    return int(words[0]) + (int(words[1]) << 32) + (int(words[2]) << 64)
+
+
+def _numpy_words(lanes: Lanes, x: NDArray[np.uint64], seeds: tuple[int, int]) -> Words:
+    z = x * _GAMMA + np.uint64(seeds[0])
+    z = (z ^ (z >> _S30)) * _MIX_1
+    z ^= np.uint64(seeds[1])
+    z = (z ^ (z >> _S27)) * _MIX_2
+    z ^= z >> _S31
+    key = z >> _S3
+    key = np.where(key >= _LAST, key - _LAST, key) + _ONE
+    value = lanes.astype(np.uint64) + _ONE
+    low, high = (key & _LOW) * value, (key >> _S32) * value
+    word1 = int((low >> _S32).sum()) + int((high & _LOW).sum())
+    return int((low & _LOW).sum()), word1, int((high >> _S32).sum())
+
+
+@cache
+def _compiled() -> tuple[Callable[..., Words], Callable[..., Words]]:
+    """The two kernels; compiled at first use, for each lane width on its own.
+
+    Not cached on disk: the installation may be read-only.
+    """
+    import numba  # half a second, and small tensors never need it
+
+    @numba.njit(nogil=True, inline="always")
+    def key_of(x: Any, seed0: Any, seed1: Any) -> Any:
+        z = x * _GAMMA + seed0
+        z = (z ^ (z >> _S30)) * _MIX_1
+        z ^= seed1
+        z = (z ^ (z >> _S27)) * _MIX_2
+        z ^= z >> _S31
+        key = z >> _S3
+        if key >= _LAST:
+            key -= _LAST
+        return key + _ONE
+
+    @numba.njit(nogil=True)
+    def run(lanes: Any, seed0: Any, seed1: Any, first: Any, step: Any) -> Any:
+        word0 = word1 = word2 = np.uint64(0)
+        x = first
+        for i in range(lanes.size):
+            key = key_of(x, seed0, seed1)
+            value = np.uint64(lanes[i]) + _ONE
+            low, high = (key & _LOW) * value, (key >> _S32) * value
+            word0 += low & _LOW
+            word1 += (low >> _S32) + (high & _LOW)
+            word2 += high >> _S32
+            x += step
+        return word0, word1, word2
+
+    @numba.njit(nogil=True)
+    def scattered(lanes: Any, indices: Any, seed0: Any, seed1: Any, lane: Any) -> Any:
+        word0 = word1 = word2 = np.uint64(0)
+        for i in range(lanes.size):
+            key = key_of(np.uint64(indices[i]) * _TWO + lane, seed0, seed1)
+            value = np.uint64(lanes[i]) + _ONE
+            low, high = (key & _LOW) * value, (key >> _S32) * value
+            word0 += low & _LOW
+            word1 += (low >> _S32) + (high & _LOW)
+            word2 += high >> _S32
+        return word0, word1, word2
+
+    return run, scattered
