@@ -1,0 +1,97 @@
+"""Request gate of one serving process (paper section 7, DESIGN R19).
+
+Requests enter and leave; a transition closes the gate, waits for those in flight, writes, and opens
+it again. A request sees one version from its first token to its last.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dcr.errors import AttemptFailed, IntegrityError, Unreachable
+
+
+class ServingGate:
+    """Implements ``dcr.receiver.ports.RequestGate`` for threads. Starts closed, at no version (-1).
+
+    ``admit_deadline_s`` is how long a request waits at a closed gate, ``drain_deadline_s`` how long
+    ``close`` waits for requests in flight (P12).
+    """
+
+    def __init__(self, *, admit_deadline_s: float = 60.0, drain_deadline_s: float = 60.0) -> None:
+        self._admit_deadline_s = admit_deadline_s
+        self._drain_deadline_s = drain_deadline_s
+        self._moved = threading.Condition()
+        self._open = False
+        self._version = -1
+        self._in_flight = 0
+        self._clear_caches: list[Callable[[], None]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request would be admitted now."""
+        return self._open
+
+    @property
+    def version(self) -> int:
+        """Version of the last opening; -1 before the first."""
+        return self._version
+
+    def on_change(self, clear: Callable[[], None]) -> None:
+        """Register ``clear``, to be called before the first request that could see changed weights."""
+        with self._moved:
+            self._clear_caches.append(clear)
+
+    def close(self) -> None:
+        """Admit no further request and return when none is in flight. Idempotent.
+
+        Raises:
+            AttemptFailed: requests are still in flight after the drain deadline; the gate stays closed.
+        """
+        with self._moved:
+            self._open = False
+            drained = self._moved.wait_for(lambda: self._in_flight == 0, self._drain_deadline_s)
+            if not drained:
+                raise AttemptFailed(
+                    f"{self._in_flight} requests still in flight after {self._drain_deadline_s:g} s"
+                )
+
+    def open(self, version: int, *, changed: bool) -> None:
+        """Admit requests again; answers carry ``version``. Opening an open gate at its version is no event.
+
+        Raises:
+            IntegrityError: weights changed while requests were admitted or in flight.
+        """
+        with self._moved:
+            if self._open and version == self._version:
+                return
+            if changed:
+                self._clear_for(version)
+            self._version = version
+            self._open = True
+            self._moved.notify_all()
+
+    @contextmanager
+    def enter(self) -> Iterator[int]:
+        """Hold the gate open for one request; yields the version that the whole request is served with.
+
+        Raises:
+            Unreachable: the gate stayed closed for the admission deadline.
+        """
+        with self._moved:
+            if not self._moved.wait_for(lambda: self._open, self._admit_deadline_s):
+                raise Unreachable(f"gate closed for {self._admit_deadline_s:g} s; ask another instance")
+            self._in_flight += 1
+            version = self._version
+        try:
+            yield version
+        finally:
+            with self._moved:
+                self._in_flight -= 1
+                self._moved.notify_all()
+
+    def _clear_for(self, version: int) -> None:
+        if self._open or self._in_flight:
+            raise IntegrityError(f"weights became version {version} while requests used {self._version}")
+        for clear in self._clear_caches:
+            clear()

@@ -1,0 +1,1 @@
+"""Group Relative Policy Optimization on a small scale: enough to change weights for good reasons."""

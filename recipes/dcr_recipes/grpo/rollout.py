@@ -1,0 +1,101 @@
+"""Rollouts from several serving instances: who answers changes no token, so any of them will do."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+import torch
+
+from dcr.errors import IntegrityError, Unreachable
+from dcr_adapters.hf.generate import Responses
+from dcr_adapters.hf.worker import GenerateAnswer
+from dcr_recipes.grpo.sampler import Prompt
+
+
+class Generate(Protocol):
+    """One instance's ``generate``: a remote call or ``RuntimeWorker.generate`` itself."""
+
+    def __call__(
+        self, *, prompts: list[list[int]], seeds: list[list[int]], max_new_tokens: int, temperature: float
+    ) -> GenerateAnswer:
+        """Answer with one version.
+
+        Raises:
+            Unreachable: the instance is down, or its gate stayed closed.
+        """
+        ...
+
+
+class Rollouts(Protocol):
+    """Where a trainer's responses come from."""
+
+    def rollout(
+        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], version: int
+    ) -> list[Responses]:
+        """Responses to each prompt, one per seed, all made with ``version``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutClient:
+    """Spreads prompt groups over ``instances`` in turn; each is asked one group at a time.
+
+    An instance that does not answer is passed over, and asked again after ``pause_s``, until
+    ``deadline_s`` have passed for a group.
+    """
+
+    instances: Sequence[tuple[str, Generate]]
+    max_new_tokens: int
+    temperature: float
+    deadline_s: float = 120.0
+    pause_s: float = 0.2
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def rollout(
+        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], version: int
+    ) -> list[Responses]:
+        """Responses to each prompt, one per seed, in the order of ``prompts``.
+
+        Raises:
+            Unreachable: no instance answered one of the groups within the deadline.
+            IntegrityError: an instance served another version than ``version``.
+        """
+        with ThreadPoolExecutor(len(self.instances)) as pool:
+            asked = [
+                pool.submit(self._ask, turn, prompt, list(group), version)
+                for turn, (prompt, group) in enumerate(zip(prompts, seeds, strict=True))
+            ]
+            return [future.result() for future in asked]
+
+    def _ask(self, first: int, prompt: Prompt, seeds: list[int], version: int) -> Responses:
+        deadline = self.clock() + self.deadline_s
+        for turn in count(first):
+            name, generate = self.instances[turn % len(self.instances)]
+            try:
+                answer = generate(
+                    prompts=[list(prompt.ids)],
+                    seeds=[seeds],
+                    max_new_tokens=self.max_new_tokens,
+                    temperature=self.temperature,
+                )
+            except Unreachable as err:
+                if self.clock() >= deadline:
+                    raise Unreachable(f"no instance answered in {self.deadline_s:g} s: {err}") from err
+                if (turn - first + 1) % len(self.instances) == 0:
+                    self.sleep(self.pause_s)
+                continue
+            return _checked(name, answer, version)
+        raise AssertionError("unreachable: count() does not end")
+
+
+def _checked(name: str, answer: GenerateAnswer, version: int) -> Responses:
+    if answer.version != version:
+        raise IntegrityError(f"{name} answered with version {answer.version}, not {version}")
+    return Responses(
+        torch.tensor(answer.tokens[0], dtype=torch.int64),
+        torch.tensor(answer.logprobs[0], dtype=torch.float32),
+    )

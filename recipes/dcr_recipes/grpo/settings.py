@@ -1,0 +1,52 @@
+"""What one GRPO run is told, below the configuration files."""
+
+from dataclasses import dataclass
+
+from dcr.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Sizes of the tiny random Llama. Odd sizes on purpose: FSDP2 shards of two ranks are then uneven."""
+
+    vocabulary: int = 515
+    hidden: int = 64
+    intermediate: int = 165
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    tied: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GrpoSettings:
+    """Batch shape, optimizer and clipping of a run; ``clip_low``/``clip_high`` are distances from ratio 1.
+
+    A step's batch is ``num_prompts`` groups of ``group_size`` responses of ``response_tokens`` tokens.
+    """
+
+    seed: int = 0
+    lr: float = 1e-4
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    num_prompts: int = 2
+    group_size: int = 8
+    prompt_tokens: int = 8
+    response_tokens: int = 16
+    temperature: float = 1.0
+    bf16_compute: bool = True
+    eos_id: int | None = None
+
+    def groups_per_rank(self, world_size: int) -> int:
+        """Prompt groups that each trainer rank trains on.
+
+        Raises:
+            ConfigError: the groups cannot be shared evenly, which FSDP2's lockstep needs.
+        """
+        if self.num_prompts % world_size:
+            raise ConfigError(
+                f"recipe.prompts = {self.num_prompts} is not a multiple of trainer.ranks = {world_size}"
+            )
+        return self.num_prompts // world_size

@@ -1,0 +1,80 @@
+"""This rank's share of the training state as plain tensors, and back into a live policy.
+
+Names: ``model/<parameter>``, ``optimizer/<parameter>/<slot>``, ``rng``. Only local shards: no collective.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+
+from dcr.errors import IntegrityError
+from dcr_recipes.grpo.policy import Policy
+
+_RNG = "rng"
+
+
+def capture(policy: Policy) -> dict[str, torch.Tensor]:
+    """Copies of this rank's FP32 masters, optimizer slots and torch's CPU random state."""
+    state = {_RNG: torch.get_rng_state()}
+    for name, parameter in policy.model.named_parameters():
+        state[f"model/{name}"] = _local(parameter).detach().clone()
+        for slot, value in policy.optimizer.state.get(parameter, {}).items():
+            state[f"optimizer/{name}/{slot}"] = _local(value).detach().clone()
+    return state
+
+
+def install(policy: Policy, state: Mapping[str, torch.Tensor]) -> None:
+    """Write a captured ``state`` into ``policy``, in place; slots that it lacks are dropped.
+
+    Raises:
+        IntegrityError: the state lacks a parameter or was captured from another sharding.
+    """
+    slots: dict[str, list[str]] = {}
+    for key in state:
+        kind, _, rest = key.partition("/")
+        if kind == "optimizer":
+            name, _, slot = rest.rpartition("/")
+            slots.setdefault(name, []).append(slot)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            _copy(_local(parameter), state, f"model/{name}")
+            policy.optimizer.state.pop(parameter, None)
+            for slot in slots.get(name, ()):
+                value = _empty_slot(parameter, slot)
+                _copy(_local(value), state, f"optimizer/{name}/{slot}")
+                policy.optimizer.state[parameter][slot] = value
+    torch.set_rng_state(state[_RNG])
+
+
+def served_digest(state: Mapping[str, torch.Tensor]) -> str:
+    """BLAKE2b-128 of the BF16 bits that a captured state's masters serve, by sorted name, hexadecimal."""
+    digest = hashlib.blake2b(digest_size=16)
+    for key in sorted(state):
+        if key.startswith("model/"):
+            bits = state[key].to(torch.bfloat16).contiguous().reshape(-1).view(torch.uint8)
+            digest.update(key.encode() + b"\0")
+            digest.update(bits.numpy().data)
+    return digest.hexdigest()
+
+
+def _empty_slot(parameter: torch.Tensor, slot: str) -> torch.Tensor:
+    """Storage for one AdamW slot: its step count is a plain 0-d tensor, its moments are sharded."""
+    return torch.zeros(()) if slot == "step" else torch.zeros_like(parameter)
+
+
+def _copy(target: torch.Tensor, state: Mapping[str, torch.Tensor], key: str) -> None:
+    source = state.get(key)
+    if source is None or source.shape != target.shape or source.dtype != target.dtype:
+        found = "nothing" if source is None else f"{source.dtype} {tuple(source.shape)}"
+        raise IntegrityError(f"{key}: expected {target.dtype} {tuple(target.shape)}, found {found}")
+    target.copy_(source)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(tensor, DTensor):
+        local: torch.Tensor = tensor.to_local()
+        return local
+    return tensor
