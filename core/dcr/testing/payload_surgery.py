@@ -6,6 +6,7 @@ the digest (``reseal``), or also the sizes and frames (``join``).
 
 from dataclasses import dataclass, replace
 
+from dcr.codec import Payload, encode_payload
 from dcr.codec.head import HEAD_BYTES, Head, digest_of, read_head, write_payload
 from dcr.codec.sections import Kind, read_sections, write_sections
 
@@ -53,3 +54,17 @@ def reseal(data: bytes) -> bytes:
     fields, body = data[: _DIGEST.start], data[HEAD_BYTES:]
     sealed[_DIGEST] = digest_of(fields, body)
     return bytes(sealed)
+
+
+def encode_again(payload: Payload) -> bytes:
+    """Encode what was decoded; whatever the parser accepts must pass."""
+    name = payload.identity
+    return encode_payload(
+        payload.items,
+        attempt=name.attempt,
+        owner=name.owner,
+        sequence=name.sequence,
+        run=name.run,
+        parent=name.parent,
+        catalogue=name.catalogue,
+    )
