@@ -1,22 +1,14 @@
 """What a person sees while a run works: one line per step, and a status line on a terminal."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
+
+from dcr_recipes.summary import MetricsLog, Row
 
 _HEADER = (
     f"{'step':>9} {'reward':>8} {'changed':>9} {'sent':>10} {'of dense':>10} {'refit':>8} {'version':>8}"
 )
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of ``metrics.jsonl``; a last line that is still being written is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
 
 
 def size(num_bytes: float) -> str:
@@ -28,13 +20,14 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TB"
 
 
-def step_line(row: dict[str, Any], num_steps: int) -> str:
+def step_line(row: Row, num_steps: int) -> str:
     """One step's figures, aligned under the header."""
     changed = 100 * row["refit/changed_fraction"]
     step = f"{row['step']}/{num_steps}"
+    version = f"v{row['version']}"
     line = (
         f"{step:>9} {row['reward/mean']:>8.4f} {changed:>8.3f}% {size(row['refit/payload_bytes']):>10}"
-        f" {size(row['refit/dense_bytes']):>10} {row['refit/seconds']:>6.2f} s {'v' + str(row['version']):>8}"
+        f" {size(row['refit/dense_bytes']):>10} {_seconds(row['refit/seconds']):>8} {version:>8}"
     )
     differing = row.get("verify/differing_bits")
     if differing is not None:
@@ -44,14 +37,18 @@ def step_line(row: dict[str, Any], num_steps: int) -> str:
     return line
 
 
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"  # None: a crash came between commit and its report
+
+
 class Progress:
     """Follows a metrics file and prints each step once, also if the file is cut back and grows again."""
 
     def __init__(self, metrics: Path, num_steps: int, console: Console) -> None:
-        self._metrics = metrics
+        self._metrics = MetricsLog(metrics)
         self._num_steps = num_steps
         self._console = console
-        self._shown = len(read_rows(metrics))
+        self._shown = len(self._metrics.rows())
         self._size = -1
         self._status = console.status("starting the processes") if console.is_terminal else None
 
@@ -69,11 +66,12 @@ class Progress:
 
     def update(self) -> None:
         """Print the steps that are new since the last call."""
-        grown = self._metrics.stat().st_size if self._metrics.exists() else -1
+        path = self._metrics.path
+        grown = path.stat().st_size if path.exists() else -1
         if grown == self._size:
             return
         self._size = grown
-        for row in read_rows(self._metrics)[self._shown :]:
+        for row in self._metrics.rows()[self._shown :]:
             self._console.print(step_line(row, self._num_steps), highlight=False)
             self._shown += 1
         if self._status is not None:

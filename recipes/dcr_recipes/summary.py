@@ -1,0 +1,75 @@
+"""``metrics.jsonl`` and ``summary.json`` of a run folder."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Row: TypeAlias = dict[str, Any]
+"""One step: flat, JSON scalars only."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsLog:
+    """Rows of the steps 1 .. n, one JSON object a line. Written by trainer rank 0 only."""
+
+    path: Path
+
+    def rows(self) -> list[Row]:
+        """Complete rows; one that a crash cut short is left out."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text().split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def append(self, row: Row) -> None:
+        """Add a row, durably."""
+        with self.path.open("a") as out:
+            out.write(json.dumps(row, allow_nan=False) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+    def cut(self, last_step: int) -> list[Row]:
+        """Drop rows after ``last_step`` and a torn last line; returns what is left."""
+        kept = [row for row in self.rows() if row["step"] <= last_step]
+        write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        return kept
+
+
+def summarize(
+    rows: Sequence[Mapping[str, Any]], *, final_version: int, weights_digest: str, token_digest: str
+) -> Row:
+    """Figures of the whole run. Bytes are sums over its refits, ``changed_fraction`` is the mean.
+
+    ``differing_bits`` is the sum over all refits and instances, None if none was verified.
+    """
+    verified = [row["verify/differing_bits"] for row in rows if "verify/differing_bits" in row]
+    changed = [row["refit/changed_fraction"] for row in rows]
+    return {
+        "num_steps": len(rows),
+        "final_version": final_version,
+        "differing_bits": sum(verified) if verified or not rows else None,
+        "payload_bytes": sum(row["refit/payload_bytes"] for row in rows),
+        "dense_bytes": sum(row["refit/dense_bytes"] for row in rows),
+        "changed_fraction": sum(changed) / len(changed) if changed else 0.0,
+        "weights_digest": weights_digest,
+        "rewards": [row["reward/mean"] for row in rows],
+        "token_digest": token_digest,
+    }
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write ``summary.json`` in one step."""
+    write_atomically(path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` durably: a reader sees the old text or the new, a crash leaves one of them."""
+    staged = path.with_name(path.name + ".tmp")
+    with staged.open("w") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    staged.replace(path)

@@ -1,0 +1,84 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dcr_adapters.hf.dump import write_dump
+from dcr_recipes.errors import VerificationError
+from dcr_recipes.verify import Difference, Verifier, refuse
+
+
+class Stored:
+    """Stands for a serving process: holds tensors; a dense load does what ``load`` says."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], load: Callable[[], None] = lambda: None) -> None:
+        self.tensors = tensors
+        self.load = load
+        self.loaded: list[tuple[str, int]] = []
+
+    def dump(self, path: str) -> int:
+        return write_dump(Path(path), self.tensors)
+
+    def load_dense(self, path: str, version: int) -> None:
+        self.loaded.append((path, version))
+        self.load()
+
+
+def _tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "weight": torch.randn(5, 3).to(torch.bfloat16),
+        "scalar": torch.tensor(1.5),
+        "steps": torch.arange(4),
+        "mask": torch.tensor([True, False]),
+        "empty": torch.empty(0, 3),
+    }
+
+
+def _verify(tmp_path: Path, *instances: dict[str, torch.Tensor]) -> list[Difference]:
+    oracle = Stored(_tensors())
+    named = {f"runtime-{i}": Stored(tensors) for i, tensors in enumerate(instances)}
+    found = Verifier(oracle, named, tmp_path / "verify").verify(Path("dense.safetensors"), 7)
+    assert oracle.loaded == [("dense.safetensors", 7)]
+    assert all(not instance.loaded for instance in named.values())
+    return found
+
+
+def test_equal_storage_has_no_differing_bits(tmp_path: Path) -> None:
+    assert _verify(tmp_path, _tensors(), _tensors()) == []
+
+
+def test_each_flipped_bit_counts_also_a_sign_of_zero_and_a_nan_payload(tmp_path: Path) -> None:
+    odd = _tensors()
+    odd["weight"].view(torch.int16)[1, 2] ^= 0b1011
+    odd["mask"][1] = True
+    found = _verify(tmp_path, _tensors(), odd)
+    assert found == [Difference("runtime-1", "weight", 3), Difference("runtime-1", "mask", 1)]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(0.0, -0.0), (float("nan"), float("-nan"))])
+def test_bits_are_compared_not_values(tmp_path: Path, ours: float, theirs: float) -> None:
+    folder = tmp_path / "verify"
+    oracle, instance = (Stored({"x": torch.tensor([value])}) for value in (ours, theirs))
+    other = Verifier(oracle, {"runtime-0": instance}, folder).verify(Path("d"), 1)
+    assert other == [Difference("runtime-0", "x", 1)]
+
+
+def test_other_tensors_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match="runtime-0: only one of it and the oracle has extra"):
+        _verify(tmp_path, {**_tensors(), "extra": torch.zeros(1)})
+    with pytest.raises(VerificationError, match=r"runtime-0: weight is float16\[5, 3\]"):
+        _verify(tmp_path, {**_tensors(), "weight": torch.zeros(5, 3, dtype=torch.float16)})
+    with pytest.raises(VerificationError, match=r"weight is bfloat16\[3, 5\]"):
+        _verify(tmp_path, {**_tensors(), "weight": torch.zeros(3, 5, dtype=torch.bfloat16)})
+
+
+def test_the_run_stops_with_tensor_instance_and_count() -> None:
+    refuse([], 3)
+    found = [Difference("runtime-1", "weight", 3), Difference("runtime-1", "mask", 1)]
+    with pytest.raises(VerificationError) as caught:
+        refuse(found, 3)
+    assert str(caught.value) == (
+        "version 3: runtime-1 differs from a dense refit in 3 bits of weight; 4 bits of 2 tensors in all"
+    )
