@@ -42,7 +42,7 @@ def proven(version: int, what: str) -> Iterator[None]:
         raise IntegrityError(f"version {version}: {what} is damaged: {err}") from err
 
 
-def require(version: int, what: str, **pairs: tuple[object, object]) -> None:
+def require(version: int, what: str, /, **pairs: tuple[object, object]) -> None:
     """Check that every (found, wanted) pair is equal.
 
     Raises:
