@@ -14,7 +14,7 @@ from dcr.transport.object_transport import ObjectTransport
 
 
 class HeldStore:
-    """A MemoryStore of which the operations named in ``holding`` report that they have begun and wait to be let go, or fail."""
+    """A MemoryStore whose operations named in ``holding`` wait to be let go, or fail."""
 
     def __init__(self) -> None:
         self._inside = MemoryStore()
