@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Mapping, Sequence
 
+from dcr.audit import EMPTY, combine
 from dcr.commit.context import Context, Request
 from dcr.errors import AttemptFailed, ConfigError, Conflict, IntegrityError, UnsupportedPath
 from dcr.model import (
+    GENESIS,
     ActiveAttempt,
     ApplyAck,
     AttemptId,
-    AuditDigest,
     AuditTable,
     CandidateId,
     Catalogue,
@@ -26,7 +27,6 @@ from dcr.model import (
 
 logger = logging.getLogger(__name__)
 _ORDER = (PathClass.SKIP, PathClass.XOR, PathClass.OVERWRITE, PathClass.REFUSED)
-_AUDIT_MODULUS = 2**61 - 1
 
 
 def candidate_of(step: int, reports: Sequence[OwnerReport]) -> CandidateId:
@@ -138,7 +138,7 @@ def join_manifest(
         if close.attempt != attempt or close.owner != rank:
             raise AttemptFailed(f"owner-{rank} closed {close.attempt} as owner {close.owner}, not {attempt}")
     link = None if parent is None else (parent.attempt, parent.manifest)
-    version = 0 if parent is None else parent.version
+    version = GENESIS.version - 1 if parent is None else parent.version
     owners = tuple(closes)
     return Manifest(context.run, attempt, version, link, context.catalogue.digest(), overwrite_only, owners)
 
@@ -150,13 +150,12 @@ def join_audit(catalogue: Catalogue, closes: Sequence[OwnerClose]) -> AuditTable
         IntegrityError: the parts do not cover a tensor exactly once, or name an unknown one.
     """
     expected = {n: spec.num_elements for spec in catalogue.tensors for n in (spec.name, *spec.aliases)}
-    table = dict.fromkeys(expected, AuditDigest(0, 0))
+    table = dict.fromkeys(expected, EMPTY)
     for close in closes:
         for name, part in close.audit.items():
             if name not in table:
                 raise IntegrityError(f"owner-{close.owner} audits {name!r}, which the catalogue lacks")
-            total, count = table[name]
-            table[name] = AuditDigest((total + part.total) % _AUDIT_MODULUS, count + part.count)
+            table[name] = combine(table[name], part)
     for name, digest in table.items():
         if digest.count != expected[name]:
             raise IntegrityError(f"{name!r}: owners cover {digest.count} of {expected[name]} elements")

@@ -1,0 +1,150 @@
+"""Owners and receivers of other processes as endpoints (``dcr.commit.endpoints``).
+
+Each call finds its party anew, so one that restarted is met at its new port. Calls that begin an
+attempt or repair a run wait for a missing party until their deadline (P12); calls inside an
+attempt fail at once, because a party that restarted has lost the attempt anyway. Asking twice is
+harmless: every call is idempotent.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import Any, Protocol, TypeVar
+
+from dcr.config import CommitConfig
+from dcr.errors import Unreachable
+from dcr.model import (
+    ApplyAck,
+    AttemptId,
+    Classification,
+    CommitRecord,
+    OwnerClose,
+    OwnerReport,
+    ReceiverReport,
+)
+
+R = TypeVar("R")
+LOOK_AGAIN_S = 0.2
+
+
+class Caller(Protocol):
+    """One call over the network; ``dcr.commit.service.over_http`` makes the real one."""
+
+    def __call__(
+        self, name: str, method: str, result: type[Any], deadline_s: float, params: dict[str, object]
+    ) -> Any:
+        """Call ``method`` of the party called ``name``.
+
+        Raises:
+            Unreachable: it is not there, or did not answer in ``deadline_s``.
+            RefitError: as the party raised it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """A party's name and how to reach it."""
+
+    name: str
+    caller: Caller
+    config: CommitConfig
+    clock: Callable[[], float] = monotonic
+    pause: Callable[[float], None] = sleep
+
+    def now(self, method: str, result: type[R], deadline_s: float, **params: object) -> R:
+        """One try."""
+        answer: R = self.caller(self.name, method, result, deadline_s, params)
+        return answer
+
+    def patiently(self, method: str, result: type[R], deadline_s: float, **params: object) -> R:
+        """Try until the party answers or the deadline has passed."""
+        end = self.clock() + deadline_s
+        while True:
+            left = max(end - self.clock(), LOOK_AGAIN_S)
+            try:
+                return self.now(method, result, left, **params)
+            except Unreachable:
+                if self.clock() + LOOK_AGAIN_S >= end:
+                    raise
+            self.pause(LOOK_AGAIN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOwner:
+    """``OwnerEndpoint`` of a trainer rank in another process."""
+
+    party: Party
+
+    def collect(self, step: int | None) -> OwnerReport:
+        """See ``OwnerEndpoint.collect``."""
+        deadline = self.party.config.collect_deadline_s
+        return self.party.patiently("collect", OwnerReport, deadline, step=step)
+
+    def anchor(self) -> OwnerClose:
+        """See ``OwnerEndpoint.anchor``."""
+        return self.party.patiently("anchor", OwnerClose, self.party.config.construct_deadline_s)
+
+    def fence(self, attempt: AttemptId, record: CommitRecord) -> OwnerReport:
+        """See ``OwnerEndpoint.fence``."""
+        deadline = self.party.config.fence_deadline_s
+        return self.party.patiently("fence", OwnerReport, deadline, attempt=attempt, record=record)
+
+    def construct(
+        self,
+        attempt: AttemptId,
+        record: CommitRecord,
+        overwrite_only: bool,
+        classification: Classification,
+    ) -> OwnerClose:
+        """See ``OwnerEndpoint.construct``."""
+        return self.party.now(
+            "construct", OwnerClose, self.party.config.construct_deadline_s,
+            attempt=attempt, record=record, overwrite_only=overwrite_only, classification=classification,
+        )  # fmt: skip
+
+    def stop_and_wait(self, attempt: AttemptId) -> None:
+        """See ``OwnerEndpoint.stop_and_wait``."""
+        deadline = self.party.config.fence_deadline_s
+        self.party.now("stop_and_wait", type(None), deadline, attempt=attempt)
+
+    def fold_in(self, attempt: AttemptId, record: CommitRecord) -> OwnerReport:
+        """See ``OwnerEndpoint.fold_in``."""
+        deadline = self.party.config.fold_in_deadline_s
+        return self.party.patiently("fold_in", OwnerReport, deadline, attempt=attempt, record=record)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReceiver:
+    """``ReceiverEndpoint`` of a runtime instance in another process."""
+
+    party: Party
+
+    def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
+        """See ``ReceiverEndpoint.fence``."""
+        deadline = self.party.config.fence_deadline_s
+        return self.party.patiently("fence", ReceiverReport, deadline, attempt=attempt, record=record)
+
+    def restore(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
+        """See ``ReceiverEndpoint.restore``."""
+        deadline = self.party.config.restore_deadline_s
+        return self.party.now("restore", ReceiverReport, deadline, attempt=attempt, record=record)
+
+    def open_apply(self, attempt: AttemptId, record: CommitRecord) -> None:
+        """See ``ReceiverEndpoint.open_apply``."""
+        deadline = self.party.config.fence_deadline_s
+        self.party.now("open_apply", type(None), deadline, attempt=attempt, record=record)
+
+    def finish(self, attempt: AttemptId, manifest: str) -> ApplyAck:
+        """See ``ReceiverEndpoint.finish``."""
+        deadline = self.party.config.finish_deadline_s
+        return self.party.now("finish", ApplyAck, deadline, attempt=attempt, manifest=manifest)
+
+    def settle(self, record: CommitRecord) -> ReceiverReport:
+        """See ``ReceiverEndpoint.settle``."""
+        return self.party.now("settle", ReceiverReport, self.party.config.fence_deadline_s, record=record)
+
+    def stop_and_wait(self, attempt: AttemptId) -> None:
+        """See ``ReceiverEndpoint.stop_and_wait``."""
+        deadline = self.party.config.fence_deadline_s
+        self.party.now("stop_and_wait", type(None), deadline, attempt=attempt)
