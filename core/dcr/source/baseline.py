@@ -91,11 +91,6 @@ class Baseline:
         """The version that every tracker is proven to hold, or UNPROVEN."""
         return self._version
 
-    @property
-    def num_elements(self) -> int:
-        """Owned source elements that have a canonical place."""
-        return sum(task.map.num_mapped for task in self.tasks)
-
     def follows(self, version: int) -> bool:
         """Whether ``fold_in(version)`` is the next step, or the one that an error interrupted."""
         return self._index is not None and self._index.held.version == version - 1

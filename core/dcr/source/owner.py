@@ -71,7 +71,7 @@ class OwnerAgent:
         self._baseline = setup.baseline
         specs = specs_by_name(setup.catalogue.tensors)
         self._converter = Converter(source, setup.baseline, specs, setup.catalogue.audit_key)
-        self._lane = Lane(rank, setup.catalogue.run, setup.catalogue.digest(), setup.codec, setup.transport)
+        self._lane = _lane(rank, setup)
         self._changed = threading.Condition()
         self._turn = Turn(self._changed, setup.deadline_s)
         self._acknowledged: AttemptId | None = None
@@ -287,8 +287,7 @@ def require_committed_bits(close: OwnerClose, baseline: Baseline) -> None:
         IntegrityError: they differ.
     """
     held = partials(baseline.tasks, {task.key: baseline.digests(task) for task in baseline.tasks})
-    if held != close.audit:
-        wrong = sorted(name for name in close.audit if held.get(name) != close.audit[name])
+    if wrong := sorted(name for name in held if close.audit.get(name) != held[name]):
         raise IntegrityError(f"the trackers do not hold what attempt {close.attempt} committed: {wrong}")
 
 
@@ -298,6 +297,13 @@ def _require_version(baseline: Baseline, record: CommitRecord) -> None:
             f"the trackers are at version {baseline.version}, the record at {record.version}; detection "
             "against another version would lose changes: fence this owner with the record first"
         )
+
+
+def _lane(rank: int, setup: OwnerSetup) -> Lane:
+    catalogue = setup.catalogue
+    specs = specs_by_name(catalogue.tensors)
+    empty = tuple(sorted(name for name, spec in specs.items() if not spec.num_elements))
+    return Lane(rank, catalogue.run, catalogue.digest(), empty, setup.codec, setup.transport)
 
 
 def _require_agreement(rank: int, source: ShardSource, setup: OwnerSetup) -> None:

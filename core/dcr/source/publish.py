@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dcr import observe
+from dcr.audit import EMPTY
 from dcr.codec import Item, encode_payload, payload_digest
 from dcr.config import CodecConfig
 from dcr.model import AttemptId, OwnerClose, PayloadRef, RunId
@@ -28,11 +29,16 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Where this owner's payloads go and what their heads say about their origin."""
+    """Where this owner's payloads go and what their heads say about their origin.
+
+    ``empty_names`` are canonical tensors without elements: no shard covers them, and the audit
+    table names every tensor all the same.
+    """
 
     owner: int
     run: RunId
     catalogue: str
+    empty_names: tuple[str, ...]
     codec: CodecConfig
     transport: Transport
 
@@ -75,7 +81,7 @@ def publish_all(work: Work, lane: Lane) -> OwnerClose:
     for items in buckets(work.tasks, convert, lane.codec):
         work.check_live()
         refs.append(_publish(work, lane, len(refs), items))
-    audit = partials(work.tasks, digests)
+    audit = dict.fromkeys(lane.empty_names, EMPTY) | partials(work.tasks, digests)
     num_elements = sum(task.map.num_mapped for task in work.tasks)
     close = OwnerClose(
         work.attempt, lane.owner, tuple(refs), audit, num_changed, num_elements, candidate_digest(audit)
