@@ -4,6 +4,7 @@ After each refit the oracle process loads the gathered dense candidate, every in
 storage of all its parameters and buffers, and the bytes are compared.
 """
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,25 +13,45 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from dcr.errors import Unreachable
 from dcr_adapters.hf.dump import RawTensor, read_dump
 from dcr_recipes.errors import VerificationError
 
 ORACLE = "oracle"
 
 
+class Status(Protocol):
+    """What a serving process says of itself; see ``dcr_adapters.hf.worker.RuntimeStatus``."""
+
+    @property
+    def process(self) -> int:
+        """Its process id: another one means that it restarted."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The version it served last; -1 before the first."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it admits requests."""
+        ...
+
+
 class Instance(Protocol):
     """What verification asks of a serving process; see ``dcr_adapters.hf.worker``."""
+
+    def status(self) -> Status:
+        """Answer without waiting."""
+        ...
 
     def dump(self, path: str) -> int:
         """Write the raw bytes of every parameter and buffer."""
         ...
 
-
-class Oracle(Instance, Protocol):
-    """The instance that never takes a delta."""
-
     def load_dense(self, path: str, version: int) -> object:
-        """Load a safetensors file through the stock loader."""
+        """Load a safetensors file through the stock loader. Asked of the oracle only."""
         ...
 
 
@@ -44,30 +65,69 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """Compares ``instances`` with ``oracle``; dumps go to ``folder``, which is overwritten each time."""
+    """Compares ``instances`` with ``oracle``; dumps go to ``folder``, which is overwritten each time.
 
-    oracle: Oracle
+    A process that restarts meanwhile is waited for until ``deadline_s``: its bytes count only if the
+    same process served the version before and after it wrote them.
+    """
+
+    oracle: Instance
     instances: Mapping[str, Instance]
     folder: Path
+    deadline_s: float = 120.0
+    pause_s: float = 0.1
 
     def verify(self, dense: Path, version: int) -> list[Difference]:
         """Differences of every instance after the refit to ``version``, whose weights are in ``dense``.
 
         Raises:
             VerificationError: an instance holds other tensors than the oracle.
+            Unreachable: a process did not serve ``version`` within the deadline.
         """
         self.folder.mkdir(exist_ok=True)
-        self.oracle.load_dense(str(dense), version)
-        parties: dict[str, Instance] = {ORACLE: self.oracle, **self.instances}
-        paths = {name: self.folder / f"{name}.bin" for name in parties}
+        end = time.monotonic() + self.deadline_s
+        parties = {ORACLE: self.oracle, **self.instances}
         with ThreadPoolExecutor(len(parties)) as pool:
-            list(pool.map(lambda name: parties[name].dump(str(paths[name])), parties))
-        expected = read_dump(paths[ORACLE])
+            tasks = [
+                pool.submit(
+                    self._dump_patiently, name, party, dense if name == ORACLE else None, version, end
+                )
+                for name, party in parties.items()
+            ]
+            paths = dict(zip(parties, [task.result() for task in tasks], strict=True))
+        expected = read_dump(paths.pop(ORACLE))
         return [
             difference
-            for name in self.instances
-            for difference in differences(name, read_dump(paths[name]), expected)
+            for name, path in paths.items()
+            for difference in differences(name, read_dump(path), expected)
         ]
+
+    def _dump_patiently(
+        self, name: str, party: Instance, dense: Path | None, version: int, end: float
+    ) -> Path:
+        path = self.folder / f"{name}.bin"
+        while True:
+            try:
+                if dense is not None:
+                    party.load_dense(str(dense), version)
+                if _dump_steadily(party, path, version):
+                    return path
+                failure = f"it does not serve version {version}"
+            except Unreachable as err:
+                failure = str(err)
+            if time.monotonic() >= end:
+                raise Unreachable(f"{name} cannot be verified in {self.deadline_s:g} s: {failure}")
+            time.sleep(self.pause_s)
+
+
+def _dump_steadily(party: Instance, path: Path, version: int) -> bool:
+    """Dump; false unless one process served ``version`` before and after."""
+    before = party.status()
+    if not before.is_open or before.version != version:
+        return False
+    party.dump(str(path))
+    after = party.status()
+    return after.is_open and (after.process, after.version) == (before.process, version)
 
 
 def differences(

@@ -1,28 +1,45 @@
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from dcr.errors import Unreachable
 from dcr_adapters.hf.dump import write_dump
 from dcr_recipes.errors import VerificationError
 from dcr_recipes.verify import Difference, Verifier, refuse
 
 
-class Stored:
-    """Stands for a serving process: holds tensors; a dense load does what ``load`` says."""
+@dataclass
+class Status:
+    process: int
+    version: int
+    is_open: bool
 
-    def __init__(self, tensors: dict[str, torch.Tensor], load: Callable[[], None] = lambda: None) -> None:
+
+class Stored:
+    """Stands for a serving process. ``before_dump`` may restart it, ``statuses`` tells what it says first."""
+
+    def __init__(
+        self, tensors: dict[str, torch.Tensor], before_dump: Callable[["Stored"], None] = lambda _: None
+    ) -> None:
         self.tensors = tensors
-        self.load = load
+        self.now = Status(1, 7, True)
+        self.before_dump = before_dump
         self.loaded: list[tuple[str, int]] = []
+        self.num_dumps = 0
+
+    def status(self) -> Status:
+        return replace(self.now)
 
     def dump(self, path: str) -> int:
+        self.num_dumps += 1
+        self.before_dump(self)
         return write_dump(Path(path), self.tensors)
 
     def load_dense(self, path: str, version: int) -> None:
         self.loaded.append((path, version))
-        self.load()
 
 
 def _tensors() -> dict[str, torch.Tensor]:
@@ -61,7 +78,7 @@ def test_each_flipped_bit_counts_also_a_sign_of_zero_and_a_nan_payload(tmp_path:
 def test_bits_are_compared_not_values(tmp_path: Path, ours: float, theirs: float) -> None:
     folder = tmp_path / "verify"
     oracle, instance = (Stored({"x": torch.tensor([value])}) for value in (ours, theirs))
-    other = Verifier(oracle, {"runtime-0": instance}, folder).verify(Path("d"), 1)
+    other = Verifier(oracle, {"runtime-0": instance}, folder).verify(Path("d"), 7)
     assert other == [Difference("runtime-0", "x", 1)]
 
 
@@ -82,3 +99,37 @@ def test_the_run_stops_with_tensor_instance_and_count() -> None:
     assert str(caught.value) == (
         "version 3: runtime-1 differs from a dense refit in 3 bits of weight; 4 bits of 2 tensors in all"
     )
+
+
+def test_bytes_of_a_process_that_restarted_meanwhile_do_not_count(tmp_path: Path) -> None:
+    def restart_once(stored: Stored) -> None:
+        if stored.num_dumps == 1:
+            stored.now.process = 2
+
+    instance = Stored(_tensors(), restart_once)
+    verifier = Verifier(Stored(_tensors()), {"runtime-0": instance}, tmp_path, pause_s=0)
+    assert verifier.verify(Path("d"), 7) == []
+    assert instance.num_dumps == 2
+
+
+def test_a_lost_process_is_waited_for(tmp_path: Path) -> None:
+    def fail_once(stored: Stored) -> None:
+        if stored.num_dumps == 1:
+            raise Unreachable("connection refused")
+
+    instance = Stored(_tensors(), fail_once)
+    assert (
+        Verifier(Stored(_tensors()), {"runtime-0": instance}, tmp_path, pause_s=0).verify(Path("d"), 7) == []
+    )
+
+
+@pytest.mark.parametrize("now", [Status(1, 6, True), Status(1, 7, False)])
+def test_an_instance_that_does_not_serve_the_version_in_time_is_unreachable(
+    tmp_path: Path, now: Status
+) -> None:
+    instance = Stored(_tensors())
+    instance.now = now
+    verifier = Verifier(Stored(_tensors()), {"runtime-0": instance}, tmp_path, deadline_s=0)
+    with pytest.raises(Unreachable, match="runtime-0 cannot be verified in 0 s: it does not serve version 7"):
+        verifier.verify(Path("d"), 7)
+    assert instance.num_dumps == 0

@@ -1,0 +1,246 @@
+"""The trainer's life: find the committed step, then roll out, train, save, refit, prove, record.
+
+Every rank runs the same loop in step; rank 0 has the ``Recorder``.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dcr.errors import IntegrityError
+from dcr_recipes.grpo.metrics import StepMetrics, run_token_digest, weights_digest
+from dcr_recipes.layout import RunFolder
+from dcr_recipes.summary import MetricsLog, Row, summarize, write_summary
+from dcr_recipes.verify import Verifier, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+_KEPT_DENSE = 2
+"""The candidate itself, and its predecessor, against which a dense refit counts changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What the runtimes serve: ``version`` holds the weights after training step ``step``."""
+
+    version: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One refit. ``seconds`` and ``num_attempts`` are None if a crash kept them from being reported."""
+
+    version: int
+    num_changed: int
+    num_elements: int
+    payload_bytes: int
+    dense_bytes: int
+    seconds: float | None
+    num_attempts: int | None
+
+
+class Refitter(Protocol):
+    """How a candidate becomes the served version. Every rank calls every method, in the same order."""
+
+    def open(self) -> Position:
+        """Create the run with the present weights, those of step 0, or find what is committed."""
+        ...
+
+    def serve(self, version: int) -> None:
+        """Have the committed ``version``, whose weights are present now, served. Idempotent."""
+        ...
+
+    def sync(self, step: int, parent: int) -> Figures:
+        """Publish the present weights, those of ``step``, as version ``parent`` + 1; then it is served."""
+        ...
+
+    def last(self) -> Figures:
+        """Figures of the committed version, as far as they are still known."""
+        ...
+
+
+class Training(Protocol):
+    """One rank of the recipe: the policy, its optimizer, its history, and its checkpoints."""
+
+    @property
+    def history(self) -> list[StepMetrics]:
+        """Metrics of every step so far, restored ones included."""
+        ...
+
+    def rollout_and_train(self, step: int, version: int) -> StepMetrics:
+        """Make experience with ``version`` and take optimizer step ``step`` on it."""
+        ...
+
+    def save(self, version: int) -> None:
+        """Write this rank's checkpoint durably, as the weights that ``version`` is about to have."""
+        ...
+
+    def restore(self, position: Position) -> bool:
+        """Install the checkpoint of ``position``, or an older one; true if it is that of ``position``.
+
+        Raises:
+            IntegrityError: there is none at all.
+        """
+        ...
+
+    def gather(self) -> "Mapping[str, torch.Tensor]":
+        """The whole policy as a dense refit would send it (a collective; only rank 0 needs the answer)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Rank 0's files: metrics, dense candidates, summary; and the proof. ``verifier`` None: verify=off."""
+
+    folder: RunFolder
+    verifier: Verifier | None
+
+    def record(self, metrics: StepMetrics, figures: Figures) -> None:
+        """Prove the refit and append the step's row.
+
+        Raises:
+            VerificationError: bits differ; the row is written all the same.
+        """
+        row = step_row(metrics, figures)
+        if self.verifier is None:
+            MetricsLog(self.folder.metrics).append(row)
+            return
+        found = self.verifier.verify(dense_path(self.folder, figures.version), figures.version)
+        row["verify/differing_bits"] = sum(difference.num_bits for difference in found)
+        MetricsLog(self.folder.metrics).append(row)
+        refuse(found, figures.version)
+
+    def export(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        """Write the gathered candidate; older ones are removed."""
+        from safetensors.torch import save_file
+
+        path = dense_path(self.folder, version)
+        staged = path.with_suffix(".tmp")
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, staged)
+        staged.replace(path)
+        for old in sorted(self.folder.dense.glob("*.safetensors"))[:-_KEPT_DENSE]:
+            old.unlink()
+
+    def finish(self, history: list[StepMetrics], weights: "Mapping[str, torch.Tensor]", version: int) -> None:
+        """Write the summary."""
+        made = summarize(
+            MetricsLog(self.folder.metrics).rows(),
+            final_version=version,
+            weights_digest=weights_digest(weights),
+            token_digest=run_token_digest(history),
+        )
+        write_summary(self.folder.summary, made)
+
+
+class Loop:
+    """Runs a training to ``num_steps``, from wherever the run folder says it is.
+
+    ``gathers``: whether each refit needs the dense candidate (dense refits and verification do).
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        refitter: Refitter,
+        *,
+        num_steps: int,
+        gathers: bool,
+        recorder: Recorder | None,
+    ) -> None:
+        self._training = training
+        self._refitter = refitter
+        self._num_steps = num_steps
+        self._gathers = gathers
+        self._recorder = recorder
+        self._version = 0
+
+    def run(self) -> None:
+        """Train the steps that are missing, then summarize."""
+        self._begin()
+        for step in range(len(self._training.history) + 1, self._num_steps + 1):
+            metrics = self._training.rollout_and_train(step, self._version)
+            self._training.save(self._version + 1)
+            self._record(metrics, self._publish(step))
+        weights = self._training.gather()
+        if self._recorder is not None:
+            self._recorder.finish(self._training.history, weights, self._version)
+
+    def _begin(self) -> None:
+        """Come to the committed step, whatever of it is already done (DESIGN P5, P13)."""
+        position = self._refitter.open()
+        self._version = position.version
+        # The weights of step 0 follow from the seed: they need no checkpoint.
+        matches = position.step == 0 or self._training.restore(position)
+        self._export(self._version)
+        if matches:
+            self._refitter.serve(self._version)
+        else:
+            self._roll_back()
+        self._complete_metrics()
+
+    def _roll_back(self) -> None:
+        """Only an older checkpoint is left: its weights become the next version, against v's baseline."""
+        self._training.save(self._version + 1)
+        self._publish(len(self._training.history))
+
+    def _publish(self, step: int) -> Figures:
+        self._export(self._version + 1)
+        figures = self._refitter.sync(step, self._version)
+        self._version = figures.version
+        return figures
+
+    def _export(self, version: int) -> None:
+        if not self._gathers:
+            return
+        weights = self._training.gather()
+        if self._recorder is not None:
+            self._recorder.export(weights, version)
+
+    def _record(self, metrics: StepMetrics, figures: Figures) -> None:
+        if self._recorder is not None:
+            self._recorder.record(metrics, figures)
+
+    def _complete_metrics(self) -> None:
+        """Cut rows that the checkpoint does not know; add the one that a crash after its commit prevented."""
+        if self._recorder is None:
+            return
+        history = self._training.history
+        rows = MetricsLog(self._recorder.folder.metrics).cut(len(history))
+        missing = history[len(rows) :]
+        if len(missing) > 1:
+            raise IntegrityError(
+                f"{self._recorder.folder.metrics} has {len(rows)} rows, the checkpoint {len(history)} steps"
+            )
+        for metrics in missing:
+            self._recorder.record(metrics, self._refitter.last())
+
+
+def step_row(metrics: StepMetrics, figures: Figures) -> Row:
+    """One line of ``metrics.jsonl``. ``version`` is the one that the step made, not the one it used."""
+    return {
+        "step": metrics.step,
+        "version": figures.version,
+        "reward/mean": metrics.reward_mean,
+        "reward/std": metrics.reward_std,
+        "train/loss": metrics.loss,
+        "train/gen_kl_error": metrics.gen_kl_error,
+        "train/clip_fraction": metrics.clip_fraction,
+        "train/grad_norm": metrics.grad_norm,
+        "rollout/version": metrics.version,
+        "rollout/num_tokens": metrics.num_tokens,
+        "rollout/token_digest": metrics.token_digest,
+        "refit/changed_fraction": figures.num_changed / max(figures.num_elements, 1),
+        "refit/payload_bytes": figures.payload_bytes,
+        "refit/dense_bytes": figures.dense_bytes,
+        "refit/seconds": figures.seconds,
+        "refit/attempts": figures.num_attempts,
+    }
+
+
+def dense_path(folder: RunFolder, version: int) -> Path:
+    """File of the gathered candidate of ``version``."""
+    return folder.dense / f"version-{version:08d}.safetensors"
