@@ -8,6 +8,14 @@ from dcr.model import ApplyAck, Catalogue, CommitRecord, Manifest, RunId
 
 
 @dataclass(frozen=True, slots=True)
+class Roster:
+    """Targets of the run: ``owners`` in trainer-rank order, ``receivers`` all required (P11)."""
+
+    owners: tuple[str, ...]
+    receivers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """``owners`` are targets in trainer-rank order; ``receivers`` are all required (P11).
 

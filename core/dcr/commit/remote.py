@@ -6,11 +6,13 @@ attempt fail at once, because a party that restarted has lost the attempt anyway
 harmless: every call is idempotent.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Protocol, TypeVar
 
+from dcr.commit.context import Roster
 from dcr.config import CommitConfig
 from dcr.errors import Unreachable
 from dcr.model import (
@@ -22,13 +24,15 @@ from dcr.model import (
     OwnerReport,
     ReceiverReport,
 )
+from dcr.transport.peers import Peers
+from dcr.transport.rpc import Client
 
 R = TypeVar("R")
 LOOK_AGAIN_S = 0.2
 
 
 class Caller(Protocol):
-    """One call over the network; ``dcr.commit.service.over_http`` makes the real one."""
+    """One call over the network; ``HttpCaller`` is the real one."""
 
     def __call__(
         self, name: str, method: str, result: type[Any], deadline_s: float, params: dict[str, object]
@@ -40,6 +44,44 @@ class Caller(Protocol):
             RefitError: as the party raised it.
         """
         ...
+
+
+class HttpCaller:
+    """``Caller`` over ``dcr.transport.rpc``; the party's url is looked up for every call. Thread-safe."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._lock = threading.Lock()
+        self._clients: dict[str, Client] = {}
+
+    def __call__(
+        self, name: str, method: str, result: type[Any], deadline_s: float, params: dict[str, object]
+    ) -> Any:
+        """See ``Caller``."""
+        peer = self._peers.find(name)
+        if peer is None:
+            raise Unreachable(f"{name} has not announced itself")
+        return self._client(peer.url).call(method, result, deadline_s=deadline_s, **params)
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
+
+    def _client(self, url: str) -> Client:
+        with self._lock:
+            if url not in self._clients:
+                self._clients[url] = Client(url)
+            return self._clients[url]
+
+
+def remote_endpoints(roster: Roster, caller: Caller, config: CommitConfig) -> dict[str, object]:
+    """The ``endpoints`` of a ``Driver``: one proxy for each party of the roster."""
+    owners = {name: RemoteOwner(Party(name, caller, config)) for name in roster.owners}
+    receivers = {name: RemoteReceiver(Party(name, caller, config)) for name in roster.receivers}
+    return {**owners, **receivers}
 
 
 @dataclass(frozen=True, slots=True)

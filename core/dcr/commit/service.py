@@ -2,23 +2,14 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from dcr.commit.context import Context, Request, TransitionReport
+from dcr.commit.context import Context, Request, Roster, TransitionReport
 from dcr.commit.coordinator import transition
 from dcr.commit.driver import Driver
 from dcr.commit.lifecycle import FIRST_EPOCH, admit, already_exists, create_run, resume_run
 from dcr.config import CommitConfig
 from dcr.errors import ConfigError, MissingObject
 from dcr.model import Catalogue, CommitRecord, Manifest, ReceiverReport, from_json, new_nonce
-
-
-@dataclass(frozen=True, slots=True)
-class Roster:
-    """Targets of the run: ``owners`` in trainer-rank order, ``receivers`` all required (P11)."""
-
-    owners: tuple[str, ...]
-    receivers: tuple[str, ...]
 
 
 class CoordinatorService:

@@ -1,0 +1,81 @@
+"""A receiver's writer without torch and loader: canonical tensors are resident as they are.
+
+Stands in for ``dcr.receiver.apply.Applier`` where the protocol is under test and not the placement.
+Its post-apply ``check`` proves nothing unless asked to: the protocol must be right without it.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr import observe
+from dcr.audit import digest_tensor
+from dcr.codec import Item, Payload
+from dcr.errors import AttemptFailed, IntegrityError
+from dcr.model import AuditTable, Catalogue, Classification, Encoding, PathClass
+from dcr.receiver.apply import ApplyStats, never
+
+Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
+
+
+class NumpyApplier:
+    """``resident`` maps primary names to flat bits [N], written in place."""
+
+    def __init__(self, catalogue: Catalogue, resident: dict[str, Bits], path: PathClass) -> None:
+        self._catalogue = catalogue
+        self.resident = resident
+        self._path = path
+
+    def prewarm(self) -> Classification:
+        """Every tensor has the one path class."""
+        return {name: self._path for spec in self._catalogue.tensors for name in (spec.name, *spec.aliases)}
+
+    def begin(self) -> None:
+        """Nothing is remembered."""
+
+    def validate(self, payload: Payload, *, allow_xor: bool) -> None:
+        """Refuse XOR where it is not allowed; raises AttemptFailed."""
+        if not allow_xor and any(item.encoding is Encoding.XOR for item in payload.items):
+            raise AttemptFailed("XOR onto storage that an earlier attempt may have torn (P8)")
+
+    def apply(
+        self, payload: Payload, *, allow_xor: bool = True, cancelled: Callable[[], bool] = never
+    ) -> ApplyStats:
+        """Write item by item, with the points of the real one."""
+        self.validate(payload, allow_xor=allow_xor)
+        for item in payload.items:
+            if cancelled():
+                raise AttemptFailed(f"{item.name}: the attempt was stopped before this item")
+            observe.point("receiver.item.before", tensor=item.name, encoding=item.encoding.value)
+            self._write(item)
+            observe.point("receiver.item.after", tensor=item.name, encoding=item.encoding.value)
+        num_values = sum(item.num_entries for item in payload.items)
+        return ApplyStats(len(payload.items), 0, num_values)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def check(self) -> None:
+        """Proves nothing."""
+
+    def restore(
+        self, tensors: dict[str, Bits], table: AuditTable, *, cancelled: Callable[[], bool] = never
+    ) -> None:
+        """Write whole tensors and prove them by audit."""
+        for name, bits in tensors.items():
+            if cancelled():
+                raise AttemptFailed(f"{name}: the restore was stopped before this tensor")
+            self.resident[name][:] = bits
+            observe.point("receiver.item.copy", tensor=name)
+            if digest_tensor(self._catalogue.audit_key, name, self.resident[name]) != table[name]:
+                raise IntegrityError(f"{name}: restored bits are not those of the record's table")
+
+    def _write(self, item: Item) -> None:
+        resident, half = self.resident[item.name], item.num_entries // 2
+        for part in (slice(None, half), slice(half, None)):
+            where, values = item.locations[part], item.values[part]
+            old = resident[where] if item.encoding is Encoding.XOR else np.zeros_like(values)
+            resident[where] = old ^ values
+            observe.point("receiver.item.copy", tensor=item.name)
