@@ -1,0 +1,47 @@
+"""The runtime's side: an agent over the runtime's own loader and gate."""
+
+import time
+
+from dcr.config import CommitConfig
+from dcr.errors import Unreachable
+from dcr.model import CommitRecord, new_nonce
+from dcr.receiver.agent import ReceiverAgent
+from dcr.receiver.apply import Applier
+from dcr.receiver.ports import NativeLoader, RequestGate
+from dcr.refit.site import Site, find_record
+
+
+def await_record(site: Site, config: CommitConfig, *, deadline_s: float) -> CommitRecord:
+    """Wait until the trainer has created the run and return its record: it names the catalogue.
+
+    Raises:
+        Unreachable: there was no coordinator or no run within ``deadline_s``.
+    """
+    coordinator = site.coordinator(config)
+    end = time.monotonic() + deadline_s
+    while (left := end - time.monotonic()) > 0:
+        record = find_record(coordinator, left)
+        if record is not None:
+            return record
+        time.sleep(0.1)
+    raise Unreachable(f"run {site.run} was not created within {deadline_s} s; is the trainer running?")
+
+
+def compose_receiver(
+    name: str, site: Site, record: CommitRecord, *, loader: NativeLoader, gate: RequestGate
+) -> ReceiverAgent:
+    """An EMPTY receiver: prewarmed for the run's catalogue, gate closed, to be restored by the coordinator.
+
+    Raises:
+        UnsupportedPath: the loader cannot take this catalogue's tensors exactly.
+    """
+    catalogue = site.catalogue(record)
+    return ReceiverAgent(
+        name,
+        Applier(loader, catalogue),
+        gate,
+        transport=site.transport,
+        archive=site.archive,
+        catalogue=catalogue,
+        incarnation=new_nonce(),
+    )

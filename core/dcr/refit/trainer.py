@@ -1,0 +1,219 @@
+"""The trainer's side: what a training loop calls (paper Figure 4, DESIGN section 9).
+
+Each rank composes one ``Refit``, calls ``open`` once and ``sync`` after every optimizer step::
+
+    refit = Refit.compose(config, site, source=FsdpShards(model), rank=rank, trackers=folder)
+    record = refit.open(resume=False)
+    for step in range(1, steps + 1):
+        train(model)
+        report = refit.sync(step)
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcr.commit.context import TransitionReport
+from dcr.commit.remote import HttpCaller, Party
+from dcr.config import RefitConfig
+from dcr.errors import ConfigError, Conflict
+from dcr.model import Catalogue, CommitRecord, Manifest, digest_hex, from_json, new_nonce, to_json
+from dcr.refit.site import Site, find_record, owner_name
+from dcr.source.baseline import Baseline
+from dcr.source.owner import OwnerAgent, OwnerSetup
+from dcr.source.ownership import owned
+from dcr.source.ports import ShardSource
+from dcr.transport.rpc import RpcServer, serve
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """Figures of one committed transition, equal on every rank but for ``seconds`` and ``num_attempts``.
+
+    ``num_changed`` of ``num_elements`` unique source elements changed; ``dense_bytes`` is what a
+    dense refit would have moved. ``num_attempts`` is None where it is not known: on ranks other
+    than 0, and after a crash of the coordinator.
+    """
+
+    record: CommitRecord
+    num_changed: int
+    num_elements: int
+    num_payloads: int
+    payload_bytes: int
+    dense_bytes: int
+    seconds: float | None = None
+    num_attempts: int | None = None
+
+
+class Refit:
+    """One trainer rank. Rank 0 also asks the coordinator for each transition; the others follow."""
+
+    def __init__(
+        self, config: RefitConfig, site: Site, *, source: ShardSource, rank: int, trackers: Path
+    ) -> None:
+        self._config = config
+        self._site = site
+        self._source = source
+        self._rank = rank
+        self._trackers = trackers
+        self._catalogue = _catalogue(site, source)
+        self._caller = HttpCaller(site.peers)
+        self._coordinator = site.coordinator(config.commit, self._caller)
+        self._agent: OwnerAgent | None = None
+        self._server: RpcServer | None = None
+        self._record: CommitRecord | None = None
+
+    @classmethod
+    def compose(
+        cls, config: RefitConfig, site: Site, *, source: ShardSource, rank: int, trackers: Path
+    ) -> "Refit":
+        """Bind a rank's shards to a run; nothing is read, written or contacted before ``open``.
+
+        ``trackers`` is this rank's own folder on a local disk; a restarted rank finds its baseline there.
+        """
+        return cls(config, site, source=source, rank=rank, trackers=trackers)
+
+    @property
+    def record(self) -> CommitRecord:
+        """What is committed, as far as this rank has seen.
+
+        Raises:
+            ConfigError: ``open`` was not called.
+        """
+        if self._record is None:
+            raise ConfigError("Refit.open comes first")
+        return self._record
+
+    def open(self, *, resume: bool) -> CommitRecord:
+        """Create the run from the present weights as v0, or join what is committed. All ranks call it.
+
+        With ``resume`` a run that exists is taken over (P1), else it is created all the same. After
+        it this rank's baseline is the returned record's version, whatever its weights are (P13).
+
+        Raises:
+            ConfigError: the run exists and ``resume`` is false, or it is of another model (P15).
+            Unreachable: coordinator or another rank did not come up in time.
+        """
+        deadline = self._config.commit.collect_deadline_s
+        found = find_record(self._coordinator, deadline)
+        if found is not None and not resume:
+            raise ConfigError(
+                f"run {self._site.run} exists at version {found.version}; pass resume=true to take it over"
+            )
+        self._start(self._baseline(found))
+        if self._rank == 0:
+            self._coordinator.patiently(
+                "open_run", CommitRecord, deadline, resume=found is not None, catalogue=self._catalogue
+            )
+        self._record = self._await_open(deadline)
+        return self._record
+
+    def sync(self, step: int) -> SyncReport:
+        """Publish the present weights, those of ``step``, as the next version. All ranks call it.
+
+        Returns when the version is committed, every receiver serves it, and this rank's baseline
+        holds it. The weights must not be written meanwhile (P5).
+
+        Raises:
+            AttemptFailed: the transition was given up; the committed version is untouched.
+            UnsupportedPath: a receiver cannot take one of the tensors.
+            Unreachable: a party stayed away; after a restart with ``resume`` the step can be repeated.
+        """
+        agent, parent = self._opened(), self.record
+        start = time.monotonic()
+        agent.present(step)
+        attempts = None
+        if self._rank == 0:
+            attempts = self._ask(step, parent).num_attempts or None
+        self._record = agent.wait_committed(step, timeout_s=self._patience_s())
+        return self._report(time.monotonic() - start, attempts)
+
+    def last(self) -> SyncReport:
+        """Figures of the committed version, from the archive; times are not kept there."""
+        return self._report(None, None)
+
+    def close(self) -> None:
+        """Answer no more calls. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        self._caller.close()
+
+    # ---- inside ----
+
+    def _baseline(self, found: CommitRecord | None) -> Baseline:
+        tasks = owned(self._source.tasks(), self._rank)
+        key = self._catalogue.audit_key
+        if found is None:
+            return Baseline.create(self._trackers, tasks, self._source.read, audit_key=key)
+        return Baseline.load(self._trackers, tasks, audit_key=key)
+
+    def _start(self, baseline: Baseline) -> None:
+        site, incarnation = self._site, new_nonce()
+        site.archive.put_object("catalogue", to_json(self._catalogue))
+        deadline = self._config.commit.collect_deadline_s
+        setup = OwnerSetup(
+            self._catalogue, site.archive, site.transport, baseline, self._config.codec, incarnation, deadline
+        )
+        agent = OwnerAgent(self._rank, self._source, setup)
+        calls = (
+            agent.anchor, agent.collect, agent.fence, agent.construct, agent.stop_and_wait, agent.fold_in
+        )  # fmt: skip
+        self._server = serve({call.__name__: call for call in calls})
+        site.peers.publish(owner_name(self._rank), self._server.url, incarnation)
+        self._agent = agent
+
+    def _await_open(self, deadline_s: float) -> CommitRecord:
+        """Wait until the coordinator, told by rank 0, has fenced this rank's trackers to the record."""
+        end = time.monotonic() + deadline_s
+        while True:
+            found = find_record(self._coordinator, max(end - time.monotonic(), 1.0))
+            held = self._opened().collect(None).baseline_version
+            if found is not None and held == found.version:
+                return found
+            if time.monotonic() > end:
+                raise ConfigError(f"rank {self._rank} was not brought to the record; did rank 0 call open?")
+            time.sleep(0.05)
+
+    def _ask(self, step: int, parent: CommitRecord) -> TransitionReport:
+        """Idempotent: a coordinator that died in between finds what it committed in the control plane."""
+        return _patient_transition(self._coordinator, step, parent, self._patience_s())
+
+    def _patience_s(self) -> float:
+        commit = self._config.commit
+        one = commit.fence_deadline_s + commit.restore_deadline_s + commit.construct_deadline_s
+        return commit.collect_deadline_s + commit.max_attempts * (one + commit.finish_deadline_s)
+
+    def _opened(self) -> OwnerAgent:
+        if self._agent is None:
+            raise ConfigError("Refit.open comes first")
+        return self._agent
+
+    def _report(self, seconds: float | None, attempts: int | None) -> SyncReport:
+        record = self.record
+        manifest = from_json(Manifest, self._site.archive.get_object("manifest", record.manifest))
+        return SyncReport(
+            record=record,
+            num_changed=sum(close.num_changed for close in manifest.owners),
+            num_elements=sum(close.num_elements for close in manifest.owners),
+            num_payloads=len(manifest.payloads),
+            payload_bytes=sum(ref.num_bytes for ref in manifest.payloads),
+            dense_bytes=self._catalogue.num_bytes,
+            seconds=seconds,
+            num_attempts=attempts,
+        )
+
+
+def _catalogue(site: Site, source: ShardSource) -> Catalogue:
+    """Every rank makes the same one. The key is for accidents, not secrecy: it follows from the run id."""
+    return Catalogue(site.run, digest_hex(f"audit key of run {site.run}".encode()), source.tensors())
+
+
+def _patient_transition(
+    coordinator: Party, step: int, parent: CommitRecord, patience_s: float
+) -> TransitionReport:
+    try:
+        return coordinator.patiently(
+            "transition", TransitionReport, patience_s, step=step, parent_version=parent.version
+        )
+    except Conflict as err:
+        raise Conflict(f"step {step} on version {parent.version}: {err}; resume from the record") from err
