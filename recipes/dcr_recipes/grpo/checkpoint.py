@@ -9,10 +9,10 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dcr.errors import IntegrityError, PayloadError
-from dcr.model import CommitRecord, RunId, from_json, to_json
+from dcr.model import RunId, from_json, to_json
 from dcr_recipes.grpo.metrics import StepMetrics
 from dcr_recipes.grpo.shard_state import served_digest
 
@@ -25,6 +25,20 @@ _FOLDER = re.compile(r"version-(\d{8})-step-(\d{8})")
 _META = "dcr"
 _KEPT = 2
 _PART = ".part"
+
+
+class Committed(Protocol):
+    """What is official: a commit record, or whatever else names its version and training step."""
+
+    @property
+    def version(self) -> int:
+        """Version that the runtimes serve."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Training step whose weights it has."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +105,15 @@ class CheckpointStore:
         self._prune(version, step)
         return path
 
-    def load_matching(self, record: CommitRecord) -> Checkpoint | None:
-        """The checkpoint whose weights ``record`` commits, or None if some rank has no such file.
+    def load_matching(self, committed: Committed) -> Checkpoint | None:
+        """The checkpoint whose weights ``committed`` names, or None if some rank has no such file.
 
         Raises:
             IntegrityError: there is one, but it is another run's or does not hold what it claims.
         """
-        if not self._is_complete(record.version, record.step):
+        if not self._is_complete(committed.version, committed.step):
             return None
-        return self._load(record.version, record.step)
+        return self._load(committed.version, committed.step)
 
     def load_newest_not_after(self, version: int) -> Checkpoint | None:
         """The newest complete checkpoint of ``version`` or earlier, or None.

@@ -38,6 +38,7 @@ class GrpoSettings:
     temperature: float = 1.0
     bf16_compute: bool = True
     eos_id: int | None = None
+    reward: str = "mean_token_id"
 
     def groups_per_rank(self, world_size: int) -> int:
         """Prompt groups that each trainer rank trains on.

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dcr_adapters.hf.generate import Responses
+from dcr_recipes.grpo.checkpoint import Checkpoint
 from dcr_recipes.grpo.loss import group_advantages, policy_terms, response_mask, token_logprobs
 from dcr_recipes.grpo.metrics import StepMetrics, token_digest
 from dcr_recipes.grpo.policy import Policy
@@ -19,6 +20,7 @@ from dcr_recipes.grpo.rollout import Rollouts
 from dcr_recipes.grpo.sampler import Prompt, PromptSource
 from dcr_recipes.grpo.seeds import response_seed
 from dcr_recipes.grpo.settings import GrpoSettings
+from dcr_recipes.grpo.shard_state import install
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Batch:
 
 
 class GrpoTrainer:
-    """Trains one policy step by step. Holds no clock and no connection: ``rollouts`` does (rank 0 only).
+    """Trains one policy step by step. Has no clock and no connection: ``rollouts``, on rank 0 only, has.
 
     ``history`` has the metrics of every step since the run began, restored ones included.
     """
@@ -64,6 +66,11 @@ class GrpoTrainer:
     def step(self) -> int:
         """Steps done so far; the weights are those after this step."""
         return self.history[-1].step if self.history else 0
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to ``checkpoint``: weights, optimizer, random state, history; sampling follows the step."""
+        install(self.policy, checkpoint.state)
+        self.history = list(checkpoint.meta.history)
 
     def rollout_and_train(self, step: int, version: int) -> StepMetrics:
         """Make experience with the served ``version`` and take optimizer step ``step`` (from 1) on it.

@@ -1,0 +1,97 @@
+"""Applies payloads while they arrive, between the coordinator's calls (DESIGN R8)."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from dcr.commit.endpoints import ReceiverEndpoint
+from dcr.model import ApplyAck, AttemptId, CommitRecord, ReceiverReport
+
+_log = logging.getLogger(__name__)
+
+
+class PumpedReceiver(ReceiverEndpoint, Protocol):
+    """The receiver's agent as a process drives it; safe to call from several threads."""
+
+    def pump(self) -> int:
+        """Apply what is visible of the open attempt; returns how many payloads, 0 if nothing is open."""
+        ...
+
+
+class Pump:
+    """Passes calls on to ``agent`` and pumps, in a thread, from ``open_apply`` to the end of the attempt.
+
+    ``idle_s`` lies between two pumps, also after a fruitful one: a lock that is taken again at once
+    would keep a fence waiting.
+    """
+
+    def __init__(self, agent: PumpedReceiver, *, idle_s: float = 0.005) -> None:
+        self._agent = agent
+        self._idle_s = idle_s
+        self._changed = threading.Condition()
+        self._open: AttemptId | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
+        self._thread.start()
+
+    def handlers(self) -> dict[str, Callable[..., object]]:
+        """The receiver's calls by method name."""
+        return {
+            "fence": self.fence,
+            "restore": self._agent.restore,
+            "open_apply": self.open_apply,
+            "finish": self.finish,
+            "settle": self._agent.settle,
+            "stop_and_wait": self.stop_and_wait,
+        }
+
+    def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
+        """See ``ReceiverEndpoint.fence``."""
+        self._end(attempt)
+        return self._agent.fence(attempt, record)
+
+    def open_apply(self, attempt: AttemptId, record: CommitRecord) -> None:
+        """See ``ReceiverEndpoint.open_apply``; payloads are then applied as they arrive."""
+        self._agent.open_apply(attempt, record)
+        with self._changed:
+            self._open = attempt
+            self._changed.notify_all()
+
+    def finish(self, attempt: AttemptId, manifest: str) -> ApplyAck:
+        """See ``ReceiverEndpoint.finish``."""
+        ack = self._agent.finish(attempt, manifest)
+        self._end(attempt)
+        return ack
+
+    def stop_and_wait(self, attempt: AttemptId) -> None:
+        """See ``ReceiverEndpoint.stop_and_wait``."""
+        self._end(attempt)
+        self._agent.stop_and_wait(attempt)
+
+    def close(self) -> None:
+        """End the thread; idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _end(self, attempt: AttemptId) -> None:
+        """Pump nothing any more of ``attempt`` or an earlier one."""
+        with self._changed:
+            if self._open is not None and self._open <= attempt:
+                self._open = None
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            try:
+                self._agent.pump()
+            except Exception:  # noqa: BLE001 -- the thread's border: finish pumps again and reports
+                _log.warning("pumping failed, trying again", exc_info=True)
+
+    def _wait_for_work(self) -> bool:
+        """Return when an attempt is open and the pause is over; false once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, self._idle_s)
+            self._changed.wait_for(lambda: self._closed or self._open is not None)
+            return not self._closed

@@ -1,0 +1,96 @@
+"""One trainer rank of the recipe, assembled: what the main loop drives (``dcr_recipes.loop.Training``)."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from dcr.errors import IntegrityError
+from dcr.model import RunId
+from dcr_adapters.fsdp import gather_dense
+from dcr_recipes.grpo.checkpoint import CheckpointStore, Committed
+from dcr_recipes.grpo.metrics import StepMetrics
+from dcr_recipes.grpo.policy import build_tiny, shard_policy
+from dcr_recipes.grpo.rewards import make_reward
+from dcr_recipes.grpo.rollout import Rollouts
+from dcr_recipes.grpo.sampler import random_prompts
+from dcr_recipes.grpo.settings import GrpoSettings, ModelSizes
+from dcr_recipes.grpo.shard_state import capture
+from dcr_recipes.grpo.trainer import GrpoTrainer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class GrpoTraining:
+    """Policy, optimizer, history and checkpoints of one rank. Every rank calls every method, in order."""
+
+    def __init__(self, trainer: GrpoTrainer, checkpoints: CheckpointStore) -> None:
+        self._trainer = trainer
+        self._checkpoints = checkpoints
+
+    @property
+    def model(self) -> "nn.Module":
+        """The sharded policy, for ``dcr_adapters.fsdp.FsdpShards``."""
+        return self._trainer.policy.model
+
+    @property
+    def history(self) -> list[StepMetrics]:
+        """Metrics of every step so far, restored ones included."""
+        return self._trainer.history
+
+    def rollout_and_train(self, step: int, version: int) -> StepMetrics:
+        """See ``GrpoTrainer.rollout_and_train``."""
+        return self._trainer.rollout_and_train(step, version)
+
+    def save(self, version: int) -> None:
+        """Write this rank's checkpoint durably, as the weights that ``version`` is about to have."""
+        self._checkpoints.save(version, capture(self._trainer.policy), tuple(self.history))
+
+    def restore(self, committed: Committed) -> bool:
+        """Install the checkpoint of ``committed``, or else the newest older one; true if it is the former.
+
+        Version 0 at step 0 needs no checkpoint while nothing has been trained: the seed builds it.
+
+        Raises:
+            IntegrityError: there is no usable checkpoint.
+        """
+        checkpoint = self._checkpoints.load_matching(committed)
+        if checkpoint is None:
+            if (committed.version, committed.step) == (0, 0) and not self.history:
+                return True
+            checkpoint = self._checkpoints.load_newest_not_after(committed.version)
+        if checkpoint is None:
+            raise IntegrityError(
+                f"no training checkpoint of version {committed.version} or earlier is complete"
+            )
+        self._trainer.restore(checkpoint)
+        return (checkpoint.meta.version, checkpoint.meta.step) == (committed.version, committed.step)
+
+    def gather(self) -> dict[str, torch.Tensor]:
+        """The whole policy as a dense refit would send it: BF16 by canonical name. A collective."""
+        return gather_dense(self.model)
+
+
+def assemble(
+    settings: GrpoSettings, sizes: ModelSizes, *, checkpoints: Path, run: RunId, rollouts: Rollouts | None
+) -> GrpoTraining:
+    """Build this rank's training on the default process group, at step 0. Only rank 0 has ``rollouts``.
+
+    Raises:
+        ConfigError: the batch cannot be shared evenly among the ranks.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    policy = shard_policy(build_tiny(sizes, settings.seed), mesh, settings)
+    trainer = GrpoTrainer(
+        policy,
+        settings,
+        source=random_prompts(settings, sizes.vocabulary),
+        reward=make_reward(settings.reward, sizes.vocabulary),
+        rollouts=rollouts,
+    )
+    store = CheckpointStore(checkpoints, run, rank=policy.rank, world_size=policy.world_size)
+    return GrpoTraining(trainer, store)
