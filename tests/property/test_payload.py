@@ -187,6 +187,27 @@ def test_limits_of_one_item(field: str) -> None:
         Limits(**{field: 0})
 
 
+@pytest.mark.parametrize(
+    "small", [{"max_items": 1}, {"max_entries": 5}, {"max_section_bytes": 10}, {"max_payload_bytes": 300}]
+)
+def test_what_does_not_fit_is_refused_before_it_is_sent(
+    small: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dcr.codec.payload.Limits", lambda: Limits(**small))
+    with pytest.raises(ConfigError, match="send the items in several"):
+        encode(simple_item("a"), simple_item("b"))
+
+
+def test_no_memory_is_a_payload_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    data = encode(simple_item())
+    monkeypatch.setattr("dcr.codec.payload.decode_gaps", no_memory)
+    with pytest.raises(PayloadError, match="does not fit in memory"):
+        decode_payload(data)
+
+
 def golden_items() -> tuple[Item, ...]:
     """What tests/data/payload_v1.bin holds; one item of every location type, encoding and width."""
     u2, u4 = np.dtype("<u2"), np.dtype("<u4")

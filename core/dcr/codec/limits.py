@@ -19,7 +19,7 @@ class Limits:
     max_payload_bytes: int = 4 * _GIB
     max_section_bytes: int = 4 * _GIB
     max_items: int = 1 << 18
-    max_entries: int = 1 << 32
+    max_entries: int = 1 << 31
     max_dims: int = 16
     max_name_bytes: int = 1024
 
