@@ -60,6 +60,11 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
+    def trackers(self) -> Path:
+        """Persistent source baselines, one folder per trainer rank."""
+        return self.root / "trackers"
+
+    @property
     def dense(self) -> Path:
         """Gathered candidates (safetensors) for dense refits and verification."""
         return self.root / "dense"

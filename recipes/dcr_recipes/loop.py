@@ -51,7 +51,7 @@ class Refitter(Protocol):
         ...
 
     def serve(self, version: int) -> None:
-        """Have the committed ``version``, whose weights are present now, served. Idempotent."""
+        """Have the committed ``version``, whose weights are present now, served; asked before each step."""
         ...
 
     def sync(self, step: int, parent: int) -> Figures:
@@ -162,6 +162,7 @@ class Loop:
         """Train the steps that are missing, then summarize."""
         self._begin()
         for step in range(len(self._training.history) + 1, self._num_steps + 1):
+            self._refitter.serve(self._version)
             metrics = self._training.rollout_and_train(step, self._version)
             self._training.save(self._version + 1)
             self._record(metrics, self._publish(step))
@@ -176,9 +177,7 @@ class Loop:
         # The weights of step 0 follow from the seed: they need no checkpoint.
         matches = position.step == 0 or self._training.restore(position)
         self._export(self._version)
-        if matches:
-            self._refitter.serve(self._version)
-        else:
+        if not matches:
             self._roll_back()
         self._complete_metrics()
 

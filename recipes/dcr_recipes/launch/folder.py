@@ -15,7 +15,7 @@ from dcr_recipes.compose import compose, load, recompose, save
 from dcr_recipes.config import RunConfig
 from dcr_recipes.layout import RunFolder
 
-_LOCK_PATIENCE_S = 5.0
+_LOCK_PATIENCE_S = 15.0
 """Processes of a driver that was just killed need a moment to die; they hold the lock until then."""
 
 

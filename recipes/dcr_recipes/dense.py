@@ -1,0 +1,130 @@
+"""``refit=dense``: every byte of every version goes to every runtime: the baseline to compare with."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dcr.errors import Unreachable
+from dcr_recipes.layout import RunFolder
+from dcr_recipes.loop import Figures, Position, dense_path
+from dcr_recipes.summary import write_atomically
+from dcr_recipes.verify import Instance
+
+if TYPE_CHECKING:
+    import torch
+
+_PATIENCE_S = 120.0
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class DenseRefitter:
+    """Loads whole versions, which the loop has exported. Instances are asked by rank 0 only.
+
+    A file plays the part of the commit record: it is replaced when every instance serves the version.
+    """
+
+    folder: RunFolder
+    instances: Mapping[str, Instance]
+    rank: int
+
+    def open(self) -> Position:
+        """What was last served everywhere; version 0 at step 0 in a new run."""
+        if not self._record.exists():
+            return Position(0, 0)
+        return Position(**json.loads(self._record.read_text()))
+
+    def serve(self, version: int) -> None:
+        """Load ``version`` into every instance that does not serve it; returns when all have."""
+        import torch.distributed as dist
+
+        if self.rank == 0:
+            for name, instance in self.instances.items():
+                load_patiently(name, instance, dense_path(self.folder, version), version)
+        dist.barrier()
+
+    def sync(self, step: int, parent: int) -> Figures:
+        """Load the present weights everywhere as the next version."""
+        start = time.perf_counter()
+        self.serve(parent + 1)
+        seconds = time.perf_counter() - start
+        if self.rank == 0:
+            write_atomically(self._record, json.dumps(asdict(Position(parent + 1, step))))
+        return self._figures(parent + 1, seconds)
+
+    def last(self) -> Figures:
+        """What the two newest files tell."""
+        return self._figures(self.open().version, None)
+
+    @property
+    def _record(self) -> Path:
+        return self.folder.dense / "served.json"
+
+    def _figures(self, version: int, seconds: float | None) -> Figures:
+        if self.rank != 0:
+            return Figures(version, 0, 0, 0, 0, seconds, None)
+        counts = count_changes(dense_path(self.folder, version - 1), dense_path(self.folder, version))
+        attempts = None if seconds is None else 1
+        return Figures(
+            version, counts.changed, counts.elements, counts.num_bytes, counts.num_bytes, seconds, attempts
+        )
+
+
+class Counts(NamedTuple):
+    """Elements of a version that differ in their stored bits from its predecessor, elements, and bytes."""
+
+    changed: int
+    elements: int
+    num_bytes: int
+
+
+def count_changes(before: Path, after: Path) -> Counts:
+    """Compare two dense candidates (safetensors with the same names and shapes) on their stored bits."""
+    from safetensors import safe_open
+
+    changed = elements = num_bytes = 0
+    with safe_open(before, framework="pt") as old, safe_open(after, framework="pt") as new:
+        for name in new.keys():  # noqa: SIM118 -- not a dict
+            tensor = new.get_tensor(name)
+            ours, theirs = _rows(tensor), _rows(old.get_tensor(name))
+            changed += int(np.count_nonzero((ours != theirs).any(axis=1)))
+            elements += tensor.numel()
+            num_bytes += ours.size
+    return Counts(changed, elements, num_bytes)
+
+
+def _rows(tensor: "torch.Tensor") -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+    """Stored bytes uint8 [num_elements, element_bytes]."""
+    import torch
+
+    raw: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = (
+        tensor.reshape(-1, 1).contiguous().view(torch.uint8).numpy()
+    )
+    return raw
+
+
+def load_patiently(name: str, instance: Instance, dense: Path, version: int) -> None:
+    """Have ``instance`` serve ``version`` from the file ``dense``, unless it does; wait while it restarts.
+
+    Raises:
+        Unreachable: it stayed away.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            status = instance.status()
+            if status.version != version or not status.is_open:
+                instance.load_dense(str(dense), version)
+        except Unreachable as err:
+            if time.monotonic() >= end:
+                raise Unreachable(
+                    f"{name} did not load version {version} in {_PATIENCE_S:g} s: {err}"
+                ) from err
+            time.sleep(_PAUSE_S)
+        else:
+            return

@@ -1,0 +1,123 @@
+"""One trainer rank."""
+
+import os
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from dcr.refit import Refit
+from dcr.transport.peers import Peers
+from dcr_adapters.fsdp import FsdpShards
+from dcr_adapters.hf.remote import RemoteRuntime
+from dcr_recipes.config import RunConfig
+from dcr_recipes.delta import DeltaRefitter
+from dcr_recipes.dense import DenseRefitter
+from dcr_recipes.grpo.rollout import RolloutClient
+from dcr_recipes.grpo.settings import GrpoSettings, ModelSizes
+from dcr_recipes.grpo.training import GrpoTraining, assemble
+from dcr_recipes.loop import Loop, Recorder, Refitter
+from dcr_recipes.processes.border import PARENT, Context, enter
+from dcr_recipes.processes.serving import runtime_names, site
+from dcr_recipes.verify import ORACLE, Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_GROUP_TIMEOUT = timedelta(hours=24)
+"""Ranks wait for rank 0 while it waits for runtimes; whoever dies is noticed by the driver, not by gloo."""
+
+
+def main(context: Context) -> None:
+    """Train until the run's steps are done."""
+    torch.set_num_threads(context.config.trainer.threads)
+    join_group(context)
+    try:
+        runtimes = {name: _runtime(context, name) for name in runtime_names(context.config)}
+        training = _training(context, runtimes)
+        Loop(
+            training,
+            _refitter(context, training, runtimes),
+            num_steps=context.config.steps,
+            gathers=context.config.refit == "dense" or context.config.verify == "full",
+            recorder=_recorder(context, runtimes) if context.index == 0 else None,
+        ).run()
+        dist.barrier()  # no rank stops to answer the coordinator while another still needs it
+    finally:
+        dist.destroy_process_group()
+
+
+def join_group(context: Context) -> None:
+    """Meet the other ranks of this start through a file: no port to choose, none to collide with."""
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else gloo resolves the host's name
+    place = context.folder.rendezvous / f"{os.environ.get(PARENT, '0')}-{context.incarnation}"
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{place}",
+        rank=context.index,
+        world_size=context.config.trainer.ranks,
+        timeout=_GROUP_TIMEOUT,
+    )
+
+
+def grpo_settings(config: RunConfig) -> GrpoSettings:
+    """The recipe's part of the configuration."""
+    recipe = config.recipe
+    return GrpoSettings(
+        seed=config.seed,
+        lr=config.lr,
+        weight_decay=recipe.weight_decay,
+        clip_low=recipe.clip_low,
+        clip_high=recipe.clip_high,
+        num_prompts=recipe.prompts,
+        group_size=recipe.group_size,
+        prompt_tokens=recipe.prompt_tokens,
+        response_tokens=recipe.response_tokens,
+    )
+
+
+def _runtime(context: Context, name: str) -> RemoteRuntime:
+    return RemoteRuntime(Peers(context.folder.endpoints), name)
+
+
+def _training(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> GrpoTraining:
+    settings = grpo_settings(context.config)
+    client = RolloutClient(
+        [(name, runtime.generate) for name, runtime in runtimes.items()],
+        max_new_tokens=settings.response_tokens,
+        temperature=settings.temperature,
+    )
+    return assemble(
+        settings,
+        ModelSizes(),
+        checkpoints=context.folder.checkpoints,
+        run=context.run,
+        rollouts=client if context.index == 0 else None,
+    )
+
+
+def _refitter(context: Context, training: GrpoTraining, runtimes: "Mapping[str, RemoteRuntime]") -> Refitter:
+    if context.config.refit == "dense":
+        return DenseRefitter(context.folder, runtimes, context.index)
+    refit = Refit.compose(
+        context.config.refit_config(),
+        site(context),
+        source=FsdpShards(training.model),
+        rank=context.index,
+        trackers=context.folder.trackers / f"rank-{context.index}",
+    )
+    return DeltaRefitter(refit, resume=context.config.resume or context.incarnation > 1)
+
+
+def _recorder(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Recorder:
+    if context.config.verify == "off":
+        return Recorder(context.folder, None)
+    verifier = Verifier(_runtime(context, ORACLE), runtimes, context.folder.verify)
+    return Recorder(context.folder, verifier)
+
+
+if __name__ == "__main__":
+    enter("owner-{}", main)
