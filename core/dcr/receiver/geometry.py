@@ -1,0 +1,92 @@
+"""What one intercepted write does, in numbers: compared at run time with what prewarm saw."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy from the scratch into resident storage. All strides are in elements.
+
+    Element ``i`` of the copy reads canonical flat index ``source_offset + i . source_strides`` and
+    writes ``target[i]``. ``scalar`` marks a copy that goes through a Python number (``fill_`` of
+    ``item()``). ``target`` is a live view of the destination and ``resident`` names its storage.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    source_offset: int
+    source_strides: tuple[int, ...]
+    source_dtype: torch.dtype
+    scalar: bool
+    resident: str
+    target: torch.Tensor = field(compare=False, repr=False)
+
+    @property
+    def preserving(self) -> bool:
+        """Whether the stored bits arrive unchanged."""
+        return self.dtype == self.source_dtype and not self.scalar
+
+    @property
+    def broadcast(self) -> bool:
+        """Whether one canonical element feeds several elements of the destination."""
+        return any(n > 1 and s == 0 for n, s in zip(self.shape, self.source_strides, strict=True))
+
+    @property
+    def once(self) -> tuple[int | slice, ...]:
+        """Index that keeps one of the repeats of each broadcast dimension: such a source can be written."""
+        pairs = zip(self.shape, self.source_strides, strict=True)
+        return tuple(0 if n > 1 and s == 0 else slice(None) for n, s in pairs)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """First byte address and one past the last that the copy can write."""
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return self.address, self.address + (last + 1) * self.dtype.itemsize
+
+    def source(self, flat: torch.Tensor) -> torch.Tensor:
+        """The copy's source within a flat canonical tensor [num_elements] of any dtype."""
+        return flat.as_strided(self.shape, self.source_strides, self.source_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A constant written by the loader, for example into padding."""
+
+    resident: str
+    target: torch.Tensor = field(compare=False, repr=False)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """First byte address and one past the last that the fill can write."""
+        last = sum((n - 1) * s for n, s in zip(self.target.shape, self.target.stride(), strict=True))
+        start = self.target.data_ptr()
+        return start, start + (last + 1) * self.target.element_size()
+
+
+def describe_copy(resident: str, target: torch.Tensor, source: torch.Tensor, *, scalar: bool = False) -> Copy:
+    """The numbers of ``target.copy_(source)``; a source of another shape is expanded as ``copy_`` does.
+
+    Strides of dimensions of one element mean nothing and are set to 0, so equal copies compare equal.
+    """
+    wide = source.expand(target.shape)
+    shape = tuple(target.shape)
+    return Copy(
+        address=target.data_ptr(),
+        shape=shape,
+        strides=_meaningful(shape, target.stride()),
+        dtype=target.dtype,
+        source_offset=int(wide.storage_offset()),
+        source_strides=_meaningful(shape, wide.stride()),
+        source_dtype=source.dtype,
+        scalar=scalar,
+        resident=resident,
+        target=target.detach(),
+    )
+
+
+def _meaningful(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(s if n > 1 else 0 for n, s in zip(shape, strides, strict=True))

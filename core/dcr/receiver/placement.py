@@ -1,0 +1,93 @@
+"""Where every canonical element lies in resident storage, learned from the loader (DESIGN R11, B2).
+
+The one reader of resident bits in canonical coordinates: checks, restore proof and audit use it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dcr.audit import digest_tensor
+from dcr.errors import IntegrityError, UnsupportedPath
+from dcr.model import AuditTable, Catalogue, Classification, TensorSpec
+from dcr.receiver.geometry import Copy
+from dcr.receiver.lanes import Bits, as_bits, lanes, torch_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementTable:
+    """What prewarm learned. ``copies`` and ``classes`` have every catalogue name, aliases included.
+
+    ``streamable``: a stream of all tensors makes the same copies as one call a tensor does.
+    ``refusals``: canonical or resident name -> reason; not empty means that no delta may be applied.
+    """
+
+    catalogue: Catalogue
+    copies: dict[str, tuple[Copy, ...]]
+    classes: Classification
+    streamable: bool
+    refusals: dict[str, str]
+
+    def require_supported(self) -> None:
+        """Raise UnsupportedPath, naming each refused tensor and what to do."""
+        if self.refusals:
+            shown = "; ".join(f"{name}: {reason}" for name, reason in sorted(self.refusals.items())[:8])
+            more = f"; and {len(self.refusals) - 8} more" if len(self.refusals) > 8 else ""
+            raise UnsupportedPath(
+                f"the loader cannot take deltas for {len(self.refusals)} tensors: {shown}{more}. "
+                "Use dense refits, or a loader configuration that copies these tensors unchanged"
+            )
+
+    def skipped(self, name: str) -> bool:
+        """Whether the loader places ``name`` nowhere on this rank, explicitly or because it is empty."""
+        return not self.copies[name]
+
+    def read_back(self, name: str) -> tuple[Bits, NDArray[np.bool_]]:
+        """Flat canonical bits [num_elements] of ``name`` from resident storage, and which were covered.
+
+        Only copies that keep the representation are read; a cast has no canonical bits to give back.
+        """
+        spec = specs_by_name(self.catalogue)[name]
+        flat = torch.zeros(spec.num_elements, dtype=torch_dtype(spec.dtype))
+        covered = torch.zeros(spec.num_elements, dtype=torch.bool)
+        for copy in self.copies[name]:
+            if copy.preserving:
+                copy.source(lanes(flat))[copy.once] = lanes(copy.target)[copy.once].cpu()
+                copy.source(covered)[copy.once] = True
+        return as_bits(flat), covered.numpy()
+
+    def disagreeing(self, name: str, bits: Bits, active: torch.Tensor) -> str | None:
+        """Resident name of a copy of ``name`` that lacks ``bits`` [num_elements] where ``active``.
+
+        Casts are not compared. Replicas and broadcasts are: each destination on its own.
+        """
+        flat = torch.from_numpy(bits.view(f"i{bits.itemsize}"))
+        for copy in self.copies[name]:
+            if copy.preserving:
+                wrong = (lanes(copy.target).cpu() != copy.source(flat)) & copy.source(active)
+                if bool(wrong.any()):
+                    return copy.resident
+        return None
+
+    def audit_table(self, key: str) -> AuditTable:
+        """Digest of each tensor that can be read back completely, aliases under their own names (B6).
+
+        Raises:
+            IntegrityError: two resident copies of one tensor differ.
+        """
+        table: AuditTable = {}
+        for name in self.copies:
+            bits, covered = self.read_back(name)
+            if self.skipped(name) or not covered.all():
+                continue
+            if where := self.disagreeing(name, bits, torch.ones(bits.size, dtype=torch.bool)):
+                raise IntegrityError(f"{name}: its copy in {where!r} differs from its other copies")
+            table[name] = digest_tensor(key, name, bits)
+        return table
+
+
+def specs_by_name(catalogue: Catalogue) -> dict[str, TensorSpec]:
+    """Every canonical name, aliases included, with the spec that it shares."""
+    return {name: spec for spec in catalogue.tensors for name in (spec.name, *spec.aliases)}

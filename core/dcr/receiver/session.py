@@ -1,0 +1,132 @@
+"""One opened attempt at one receiver: what arrived, what was applied, and whether it failed."""
+
+import time
+from collections.abc import Callable
+
+from dcr import observe
+from dcr.codec import Payload, decode_payload
+from dcr.errors import AttemptFailed, PayloadError, RefitError
+from dcr.model import AttemptId, CommitRecord, Manifest, PayloadRef
+from dcr.receiver import rules
+from dcr.receiver.apply import Applier
+from dcr.receiver.staging import Expectation, Staging
+from dcr.transport.base import Transport
+
+_MAX_DAMAGED = 3
+
+
+class Session:
+    """Takes payloads of ``attempt`` onto ``record``'s version. The caller holds the receiver's lock.
+
+    Once an item has failed or was cut short, the session has failed for good: nothing more is
+    applied (P8).
+    """
+
+    def __init__(
+        self,
+        applier: Applier,
+        attempt: AttemptId,
+        record: CommitRecord,
+        *,
+        xor_allowed: bool,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.attempt = attempt
+        self.record = record
+        self.xor_allowed = xor_allowed
+        self.failure: Exception | None = None
+        self.wrote = False
+        self.num_items = self.num_skipped = self.num_values = 0
+        self.apply_s = 0.0
+        self._applier = applier
+        self._cancelled = cancelled
+        self._staging = Staging(Expectation(record.run, attempt, record.version, record.catalogue))
+        self._applied: dict[tuple[int, int], PayloadRef] = {}
+        self._damaged: dict[tuple[int, int], int] = {}
+        applier.begin()
+
+    @property
+    def num_payloads(self) -> int:
+        """Payloads applied so far."""
+        return len(self._applied)
+
+    def pump(self, transport: Transport) -> int:
+        """Fetch and apply what is visible now; returns how many payloads were applied.
+
+        A failure while decoding or applying is kept in ``failure``, not raised. StoreError and
+        other failures to fetch are raised: nothing is lost, try again.
+        """
+        before = self.num_payloads
+        for ref, data in transport.fetch(self.attempt, set(self._staging.admitted)):
+            self._guarded(lambda ref=ref, data=data: self._receive(ref, data))  # type: ignore[misc]
+            if self.failure is not None:
+                break
+        self._staging.seal()
+        self._guarded(self._drain)
+        return self.num_payloads - before
+
+    def require_success(self) -> None:
+        """Raise AttemptFailed, from what went wrong, if anything did."""
+        if isinstance(self.failure, AttemptFailed):
+            raise self.failure
+        if self.failure is not None:
+            raise AttemptFailed(
+                f"attempt {self.attempt} failed here: {type(self.failure).__name__}: {self.failure}"
+            ) from self.failure
+
+    def mismatch(self, manifest: Manifest) -> str:
+        """Why what was applied is not exactly what ``manifest`` lists; empty if it is."""
+        return rules.mismatch(manifest, self._applied)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        if self.failure is not None:
+            return
+        self.failure = AttemptFailed(f"attempt {self.attempt}: an item was begun and never finished")
+        try:
+            step()
+        except Exception as err:  # noqa: BLE001 -- the border: a loader may raise anything; finish reports it
+            self.failure = err
+        else:
+            self.failure = None
+
+    def _receive(self, ref: PayloadRef, data: bytes) -> None:
+        try:
+            with observe.span("receiver.decode", owner=ref.owner, sequence=ref.sequence):
+                payload = decode_payload(data)
+        except PayloadError as err:
+            self._count_damage(ref, err)
+            return
+        if self._staging.full:
+            self._drain()
+        self._staging.admit(payload, len(data))
+
+    def _count_damage(self, ref: PayloadRef, err: PayloadError) -> None:
+        """A damaged payload is fetched again by later pumps, a few times, then the attempt fails."""
+        key = (ref.owner, ref.sequence)
+        self._damaged[key] = self._damaged.get(key, 0) + 1
+        if self._damaged[key] >= _MAX_DAMAGED:
+            raise AttemptFailed(f"payload {key} stays damaged: {err}") from err
+
+    def _drain(self) -> None:
+        while group := self._staging.take():
+            for payload in group:
+                self._apply(payload)
+
+    def _apply(self, payload: Payload) -> None:
+        key = (payload.owner, payload.sequence)
+        observe.point("receiver.payload.before", owner=key[0], sequence=key[1])
+        self.wrote = self.wrote or any(item.num_entries for item in payload.items)
+        started = time.perf_counter()
+        with observe.span("receiver.apply", owner=key[0], sequence=key[1], num_items=len(payload.items)):
+            stats = self._applier.apply(payload, allow_xor=self.xor_allowed, cancelled=self._cancelled)
+        self.apply_s += time.perf_counter() - started
+        self.num_items += stats.num_items
+        self.num_skipped += stats.num_skipped
+        self.num_values += stats.num_values
+        self._applied[key] = self._staging.admitted[key]
+        observe.point("receiver.payload.after", owner=key[0], sequence=key[1])
+
+
+def as_refit_error(err: Exception, what: str) -> RefitError:
+    """``err`` itself if it is one of this library's, else an AttemptFailed that quotes it."""
+    return err if isinstance(err, RefitError) else AttemptFailed(f"{what}: {type(err).__name__}: {err}")
