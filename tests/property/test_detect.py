@@ -28,9 +28,11 @@ def test_every_engine_finds_exactly_the_changed_elements(
     rng = np.random.default_rng(seed)
     itemsize = np.dtype(width).itemsize
     raw = rng.integers(0, 256, size * itemsize + 16, np.uint8)
-    baseline = raw[offset : offset + size * itemsize].view(width)  # also starts off a word boundary
+    baseline: np.ndarray = raw[offset : offset + size * itemsize].view(
+        width
+    )  # also starts off a word boundary
     masks = rng.integers(1, np.iinfo(width).max, size, width, endpoint=True)
-    candidate = np.where(rng.random(size) < rate, baseline ^ masks, baseline).astype(width)
+    candidate: np.ndarray = np.where(rng.random(size) < rate, baseline ^ masks, baseline).astype(width)
     baseline.flags.writeable = False
     expected = oracle(candidate, baseline)
     for engine in ENGINES:
@@ -70,7 +72,7 @@ def test_refuses_what_cannot_be_compared() -> None:
     with pytest.raises(ConfigError, match="has 3 elements and the baseline 4"):
         changed_indices(bf16[:3], bf16)
     with pytest.raises(ConfigError, match=r"float32.*view\(np.uint32\)"):
-        changed_indices(np.zeros(4, np.float32), fp32)  # type: ignore[arg-type]
+        changed_indices(np.zeros(4, np.float32), fp32)
     with pytest.raises(ConfigError, match="the baseline is an array of >u2"):
         changed_indices(bf16, bf16.astype(">u2"))
 

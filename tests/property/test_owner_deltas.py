@@ -45,7 +45,14 @@ def by_primary(fleet: ToyFleet, items: list[Item], *, aliases: bool) -> list[Ite
     primary = {alias: spec.name for spec in fleet.catalogue.tensors for alias in spec.aliases}
     chosen = [item for item in items if (item.name in primary) is aliases]
     return [
-        Item(primary.get(item.name, item.name), item.shape, item.dtype, item.encoding, item.locations, item.values)
+        Item(
+            primary.get(item.name, item.name),
+            item.shape,
+            item.dtype,
+            item.encoding,
+            item.locations,
+            item.values,
+        )
         for item in chosen
     ]
 
@@ -71,7 +78,9 @@ def test_items_are_exactly_the_dense_difference(
             assert joined_audit(closes) == audit(fleet, versions[-1])
             differing = sum(np.count_nonzero(versions[-1][name] != old) for name, old in versions[-2].items())
             assert sum(close.num_changed for close in closes) == differing
-            assert sum(close.num_elements for close in closes) == sum(bits.size for bits in versions[0].values())
+            assert sum(close.num_elements for close in closes) == sum(
+                bits.size for bits in versions[0].values()
+            )
             assert equal(fleet.tracked(), versions[-1])
             record = fleet.records[-1]
         assert equal(replay(fleet.archive, record, fleet.catalogue), versions[-1])

@@ -243,6 +243,23 @@ def test_archive_that_disagrees_with_what_is_known_is_refused(rig: Rig) -> None:
     assert rig.rebuild(1) == ["embed"]
 
 
+def test_pending_version_is_announced_again_after_a_full_disk(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError):
+            rig.fold()
+    assert rig.holds(0)
+    with crash_at("owner.fold_in.task.after", 2):
+        rig.fold()
+    rig.load()
+    assert rig.baseline.stale(1) == ("proj",)
+
+
 @pytest.mark.parametrize("call", ["fsync", "posix_fallocate"])
 def test_full_disk_is_a_store_error_and_nothing_is_lost(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, call: str

@@ -174,8 +174,9 @@ class Baseline:
 
     def _announce(self, index: TrackerIndex, pending: Held) -> None:
         if index.pending != pending:
-            self._index = TrackerIndex(self._layout, index.held, pending)
-            write_index(self._index_path, self._index)
+            announced = TrackerIndex(self._layout, index.held, pending)
+            write_index(self._index_path, announced)
+            self._index = announced
 
     def _hold(self, version: int) -> None:
         self._file.sync()

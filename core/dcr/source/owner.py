@@ -26,7 +26,7 @@ from dcr.source.convert import Converter
 from dcr.source.digests import partials
 from dcr.source.ownership import owned
 from dcr.source.ports import Bits, ShardSource
-from dcr.source.publish import CheckLive, Lane, Work, publish_all
+from dcr.source.publish import CheckLive, Lane, Work, close_list, publish_payloads
 from dcr.source.turn import Turn
 from dcr.transport.base import Archive, Transport
 from dcr.transport.replay import replay_tensors
@@ -77,6 +77,7 @@ class OwnerAgent:
         self._acknowledged: AttemptId | None = None
         self._candidate: Candidate | None = None
         self._folded: CommitRecord | None = None
+        self._anchor: OwnerClose | None = None
         self._last_close: OwnerClose | None = None
 
     # ---- trainer side ----
@@ -150,11 +151,10 @@ class OwnerAgent:
         with self._turn.hold(GENESIS) as check:
             if self._baseline.version != 0:
                 raise Conflict(f"the baseline is at version {self._baseline.version}; only v0 is an anchor")
-            work = Work(GENESIS, -1, self._baseline.tasks, self._converter.anchor, check)
-            close = publish_all(work, self._lane)
-            with self._changed:
-                self._last_close = close
-            return close
+            if self._anchor is None:
+                work = Work(GENESIS, -1, self._baseline.tasks, self._converter.anchor, check)
+                self._anchor = publish_payloads(work, self._lane)
+            return self._close(self._anchor)
 
     def fence(self, attempt: AttemptId, record: CommitRecord) -> OwnerReport:
         """End earlier attempts, bring the trackers to ``record`` and obey ``attempt`` (P6, P9).
@@ -199,10 +199,9 @@ class OwnerAgent:
             if candidate is None:
                 raise AttemptFailed(f"rank {self._rank} presents no candidate")
             if attempt not in candidate.closes:
-                close = self._construct(candidate, request, check)
-                with self._changed:
-                    candidate.closes[attempt] = self._last_close = close
-            return candidate.closes[attempt]
+                candidate.closes[attempt] = self._construct(candidate, request, check)
+                check()
+            return self._close(candidate.closes[attempt])
 
     def stop_and_wait(self, attempt: AttemptId) -> None:
         """Stop ``attempt``; at once if it was replaced, else when nothing of it can still happen."""
@@ -250,7 +249,13 @@ class OwnerAgent:
         warn_if_touched(candidate, self._source.counters())
         convert = self._converter.changes(candidate, request.overwrite_only, request.classification)
         work = Work(request.attempt, request.record.version, self._baseline.tasks, convert, check)
-        return publish_all(work, self._lane)
+        return publish_payloads(work, self._lane)
+
+    def _close(self, close: OwnerClose) -> OwnerClose:
+        close_list(close, self._lane)
+        with self._changed:
+            self._last_close = close
+        return close
 
     def _catch_up(self, record: CommitRecord) -> None:
         """Fold in what this owner itself published under the record's attempt, else rebuild."""

@@ -57,8 +57,10 @@ class Work:
     check_live: CheckLive
 
 
-def publish_all(work: Work, lane: Lane) -> OwnerClose:
-    """Publish bucket by bucket while comparing, then close; nothing changed means an empty closed list.
+def publish_payloads(work: Work, lane: Lane) -> OwnerClose:
+    """Publish bucket by bucket while comparing; returns the list, still to be closed with ``close_list``.
+
+    Nothing changed means an empty list.
 
     Raises:
         AttemptFailed, Conflict: the attempt was stopped or replaced.
@@ -83,11 +85,17 @@ def publish_all(work: Work, lane: Lane) -> OwnerClose:
         refs.append(_publish(work, lane, len(refs), items))
     audit = dict.fromkeys(lane.empty_names, EMPTY) | partials(work.tasks, digests)
     num_elements = sum(task.map.num_mapped for task in work.tasks)
-    close = OwnerClose(
+    return OwnerClose(
         work.attempt, lane.owner, tuple(refs), audit, num_changed, num_elements, candidate_digest(audit)
     )
-    _close(work, lane, close)
-    return close
+
+
+def close_list(close: OwnerClose, lane: Lane) -> None:
+    """Declare the list complete. Idempotent: after a StoreError the same list is closed again."""
+    where = {"owner": lane.owner, "attempt": str(close.attempt), "num_payloads": len(close.payloads)}
+    observe.point("owner.close.before", **where)
+    lane.transport.close(close)
+    observe.point("owner.close.after", **where)
 
 
 def _publish(work: Work, lane: Lane, sequence: int, items: Sequence[Item]) -> PayloadRef:
@@ -109,11 +117,3 @@ def _publish(work: Work, lane: Lane, sequence: int, items: Sequence[Item]) -> Pa
         lane.transport.publish(work.attempt, ref, data)
     observe.point("owner.publish.after", **where)
     return ref
-
-
-def _close(work: Work, lane: Lane, close: OwnerClose) -> None:
-    work.check_live()
-    where = {"owner": lane.owner, "attempt": str(work.attempt), "num_payloads": len(close.payloads)}
-    observe.point("owner.close.before", **where)
-    lane.transport.close(close)
-    observe.point("owner.close.after", **where)

@@ -144,9 +144,7 @@ class ToyFleet:
     def restart(self, rank: int) -> OwnerAgent:
         """Kill one rank and start it again on what its directory holds; the source keeps its weights."""
         tasks = owned(self.sources[rank].tasks(), rank)
-        self.baselines[rank] = Baseline.load(
-            self._folder(rank), tasks, audit_key=self.catalogue.audit_key
-        )
+        self.baselines[rank] = Baseline.load(self._folder(rank), tasks, audit_key=self.catalogue.audit_key)
         self.owners[rank] = self._owner(rank, "second")
         return self.owners[rank]
 

@@ -1,0 +1,112 @@
+"""Owners, representation, chunks and buckets (paper Appendix C, DESIGN R1, R6, R8)."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dcr.codec import Item
+from dcr.config import CodecConfig
+from dcr.errors import ConfigError, UnsupportedPath
+from dcr.indexmap import IndexMap
+from dcr.model import Encoding, PathClass
+from dcr.source import AffineTask, owned, owner_of, stable_hash
+from dcr.source.construct import MIB, buckets, chunks, emitted_names, refuse_unsupported, representation
+
+
+def task(name: str, num_elements: int = 4, replicas: tuple[int, ...] = (0,)) -> AffineTask:
+    return AffineTask(
+        name, name, "bfloat16", num_elements, IndexMap.identity(num_elements), replicas, (f"{name}-tied",)
+    )
+
+
+def test_hash_is_fixed_across_processes_and_releases() -> None:
+    script = "from dcr.source import stable_hash; print(stable_hash('model.norm.weight'))"
+    other = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert stable_hash("model.norm.weight") == int(other) == 4304603226505007698
+
+
+def test_replicas_share_the_work_and_agree_on_it() -> None:
+    replicas = (1, 3, 4)
+    tasks = [task(f"layers.{number}.norm", replicas=replicas) for number in range(3000)]
+    counts = Counter(owner_of(one) for one in tasks)
+    assert sorted(counts) == list(replicas)
+    assert min(counts.values()) > 900
+    parts = [owned(tasks, rank) for rank in replicas]
+    assert sorted(one.key for part in parts for one in part) == sorted(one.key for one in tasks)
+
+
+@pytest.mark.parametrize("replicas", [(), (1, 0), (0, 0)])
+def test_malformed_replicas_are_refused(replicas: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="distinct ranks, ascending"):
+        owner_of(task("a", replicas=replicas))
+
+
+def test_tasks_of_other_ranks_and_repeated_keys_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rank 1 offers task 'a', whose replicas are \(0,\)"):
+        owned([task("a")], 1)
+    with pytest.raises(ConfigError, match=r"repeats \['a'\]"):
+        owned([task("a"), task("b"), task("a")], 0)
+
+
+@pytest.mark.parametrize("path", list(PathClass))
+@pytest.mark.parametrize("overwrite_only", [False, True])
+def test_xor_needs_a_path_that_takes_it_and_an_unopened_transition(
+    path: PathClass, overwrite_only: bool
+) -> None:
+    expected = Encoding.XOR if path is PathClass.XOR and not overwrite_only else Encoding.OVERWRITE
+    assert representation("a", overwrite_only, {"a": path}) is expected
+    assert representation("b", overwrite_only, {"a": path}) is Encoding.OVERWRITE
+
+
+def test_alias_is_sent_only_where_it_is_placed() -> None:
+    one = task("a")
+    assert emitted_names(one, {}) == ("a",)
+    assert emitted_names(one, {"a-tied": PathClass.SKIP}) == ("a",)
+    assert emitted_names(one, {"a": PathClass.SKIP, "a-tied": PathClass.OVERWRITE}) == ("a", "a-tied")
+
+
+def test_refused_names_matter_only_to_their_owner() -> None:
+    refuse_unsupported([task("a")], {"b": PathClass.REFUSED, "a": PathClass.XOR})
+    with pytest.raises(UnsupportedPath, match=r"\['a', 'b-tied'\]"):
+        refuse_unsupported([task("a"), task("b")], {"a": PathClass.REFUSED, "b-tied": PathClass.REFUSED})
+
+
+def test_chunks_close_at_the_target_and_never_split() -> None:
+    sizes = [10, 10, 100, 5, 5, 5]
+    tasks = [task(str(number), size) for number, size in enumerate(sizes)]
+    grouped = [[one.num_elements for one in chunk] for chunk in chunks(tasks, 2 * 15)]
+    assert grouped == [[10, 10], [100], [5, 5, 5]]
+    assert list(chunks([], 10)) == []
+
+
+def item(name: str) -> Item:
+    return Item(name, (4,), "bfloat16", Encoding.OVERWRITE, np.zeros(1, np.int64), np.zeros(1, np.uint16))
+
+
+def test_bucket_counts_the_full_source_bytes_of_chunks_that_emitted() -> None:
+    """Chunks of 1 MiB, buckets of 2: quiet chunks do not count, loud ones count whole."""
+    tasks = [task(str(number), MIB // 4) for number in range(12)]  # half a MiB each: two a chunk
+    loud = {"0", "4", "5", "8", "10"}
+    packed = buckets(
+        tasks,
+        lambda one: [item(one.name)] if one.name in loud else [],
+        CodecConfig(chunk_mib=1, bucket_mib=2),
+    )
+    assert [[one.name for one in bucket] for bucket in packed] == [["0", "4", "5"], ["8", "10"]]
+
+
+def test_buckets_are_built_one_at_a_time() -> None:
+    seen: list[str] = []
+
+    def convert(one: AffineTask) -> list[Item]:
+        seen.append(one.name)
+        return [item(one.name)]
+
+    packed = buckets(
+        [task(str(number)) for number in range(9)], convert, CodecConfig(chunk_mib=0, bucket_mib=0)
+    )
+    next(packed)
+    assert seen == ["0"]

@@ -1,0 +1,505 @@
+"""The owner's endpoint: fences, retries, candidate identity, fold-in, restarts (DESIGN P5-P9, P12, P15)."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcr import observe
+from dcr.config import CodecConfig
+from dcr.errors import (
+    AttemptFailed,
+    ConfigError,
+    Conflict,
+    IntegrityError,
+    RefitError,
+    StoreError,
+    Unreachable,
+    UnsupportedPath,
+)
+from dcr.model import GENESIS, AttemptId, Encoding, PathClass, TensorSpec, from_json, to_json
+from dcr.model.messages import OwnerReport
+from dcr.source import UNPROVEN, Baseline, OwnerAgent, OwnerSetup, owned
+from dcr.testing.toy_fleet import ToyFleet
+from dcr.testing.toy_trainer import Placement, Tensors, ToyTensor, mutate, random_bits
+
+TENSORS = [
+    ToyTensor(TensorSpec("embed", (40, 3), "bfloat16", aliases=("head",)), Placement.ROWS),
+    ToyTensor(TensorSpec("norm", (7,), "float32")),
+    ToyTensor(TensorSpec("bias", (5,), "float16")),
+    ToyTensor(TensorSpec("proj", (6, 5), "bfloat16"), Placement.COLUMNS),
+]
+XOR = dict.fromkeys(("embed", "norm", "bias", "proj"), PathClass.XOR)
+ONE, TWO, THREE = (AttemptId(version=1, number=number) for number in (1, 2, 3))
+
+
+@pytest.fixture
+def old() -> Tensors:
+    return random_bits(TENSORS, np.random.default_rng(1))
+
+
+@pytest.fixture
+def new(old: Tensors) -> Tensors:
+    return mutate(old, 0.3, np.random.default_rng(2))
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, old: Tensors, new: Tensors) -> ToyFleet:
+    """At v0, with step 1 written and presented; one payload per tensor."""
+    fleet = ToyFleet(tmp_path, TENSORS, old, codec=CodecConfig(chunk_mib=0, bucket_mib=0))
+    fleet.genesis()
+    fleet.write(new)
+    for owner in fleet.owners:
+        owner.present(1)
+    return fleet
+
+
+def equal(left: Tensors, right: Tensors) -> bool:
+    return all(np.array_equal(left[name], right[name]) for name in right)
+
+
+# ---- a transition ----
+
+
+def test_transition_releases_the_candidate_and_wakes_the_trainer(fleet: ToyFleet, new: Tensors) -> None:
+    closes = fleet.construct(ONE, XOR)
+    record = fleet.commit(ONE, closes, step=1)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(fleet.owners[0].wait_committed, 1, timeout_s=30)
+        reports = [owner.fold_in(ONE, record) for owner in fleet.owners]
+        assert waiting.result() == record
+    assert [(report.baseline_version, report.step) for report in reports] == [(1, None), (1, None)]
+    assert equal(fleet.tracked(), new)
+    assert fleet.owners[0].fold_in(ONE, record).baseline_version == 1  # a lost answer is asked for again
+    assert fleet.owners[0].collect(1).close == closes[0]  # by a coordinator that did not see step 1 end
+
+
+def test_report_crosses_the_wire(fleet: ToyFleet) -> None:
+    fleet.construct(ONE, XOR)
+    report = fleet.owners[0].collect(1)
+    assert report.step == 1
+    assert report.fenced == ONE
+    assert report.close is not None
+    assert from_json(OwnerReport, to_json(report)) == report
+
+
+def test_construct_is_idempotent(fleet: ToyFleet) -> None:
+    first = fleet.construct(ONE, XOR)
+    assert [owner.construct(ONE, fleet.records[0], False, XOR) for owner in fleet.owners] == first
+
+
+def test_anchor_is_idempotent_and_only_for_version_0(fleet: ToyFleet) -> None:
+    assert fleet.owners[0].anchor() == fleet.owners[0].anchor()
+    closes = fleet.construct(ONE, XOR)
+    fleet.owners[0].fold_in(ONE, fleet.commit(ONE, closes, step=1))
+    with pytest.raises(Conflict, match="baseline is at version 1"):
+        fleet.owners[0].anchor()
+
+
+def test_nothing_changed_closes_an_empty_list(fleet: ToyFleet, old: Tensors) -> None:
+    fleet.write(old)
+    closes = fleet.construct(ONE, XOR)
+    assert [(close.payloads, close.num_changed) for close in closes] == [((), 0), ((), 0)]
+    record = fleet.commit(ONE, closes, step=1)
+    assert [owner.fold_in(ONE, record).baseline_version for owner in fleet.owners] == [1, 1]
+    assert fleet.restart(0).collect(None).baseline_version == 1
+
+
+def test_marks_follow_the_architecture_page(fleet: ToyFleet) -> None:
+    seen: set[str] = set()
+    with observe.listening(lambda event: seen.add(event.name)):
+        closes = fleet.construct(ONE, XOR)
+        fleet.owners[0].fold_in(ONE, fleet.commit(ONE, closes, step=1))
+    points = ("owner.task", "owner.publish", "owner.close", "owner.fold_in.task")
+    wanted = {f"{name}.{when}" for name in points for when in ("before", "after")}
+    assert wanted | {"owner.compare", "owner.project", "owner.encode", "owner.send"} <= seen
+
+
+# ---- representation ----
+
+
+def test_items_follow_the_classification(fleet: ToyFleet) -> None:
+    paths = {**XOR, "norm": PathClass.SKIP, "head": PathClass.OVERWRITE}
+    del paths["bias"]
+    items = fleet.items(fleet.construct(ONE, paths))
+    assert {item.name: item.encoding for item in items} == {
+        "embed": Encoding.XOR,
+        "head": Encoding.OVERWRITE,
+        "norm": Encoding.OVERWRITE,  # skipped by all, yet the archive must be able to rebuild it
+        "bias": Encoding.OVERWRITE,  # absent from the classification
+        "proj": Encoding.XOR,
+    }
+    embed = [item for item in items if item.name == "embed"]
+    head = [item for item in items if item.name == "head"]
+    for one, other in zip(embed, head, strict=True):
+        assert one.locations.tolist() == other.locations.tolist()
+        assert one.target_digest != other.target_digest
+
+
+def test_refused_path_publishes_nothing(fleet: ToyFleet) -> None:
+    fleet.owners[0].fence(ONE, fleet.records[0])
+    before = fleet.store.list("")
+    with pytest.raises(UnsupportedPath, match=r"cannot take \['head'\]"):
+        fleet.owners[0].construct(ONE, fleet.records[0], False, {**XOR, "head": PathClass.REFUSED})
+    assert fleet.store.list("") == before
+
+
+def test_candidate_of_another_dtype_is_refused_before_anything_is_published(fleet: ToyFleet) -> None:
+    source, record = fleet.sources[0], fleet.records[0]
+    source.set_shard("embed", np.zeros(60, np.uint32))
+    fleet.owners[0].fence(ONE, record)
+    before = fleet.store.list("")
+    with pytest.raises(UnsupportedPath, match="'embed' holds uint32, its task declares bfloat16"):
+        fleet.owners[0].construct(ONE, record, False, XOR)
+    assert fleet.store.list("") == before
+
+
+# ---- fences ----
+
+
+def test_fence_orders_attempts(fleet: ToyFleet) -> None:
+    owner, record = fleet.owners[0], fleet.records[0]
+    assert owner.fence(TWO, record).fenced == TWO
+    assert owner.fence(TWO, record).fenced == TWO
+    with pytest.raises(Conflict, match="attempt 1-1 was replaced by 1-2"):
+        owner.fence(ONE, record)
+    with pytest.raises(Conflict, match="replaced"):
+        owner.construct(ONE, record, False, XOR)
+    with pytest.raises(AttemptFailed, match="never fenced"):
+        owner.construct(THREE, record, False, XOR)
+
+
+def test_stopped_attempt_does_not_begin(fleet: ToyFleet) -> None:
+    owner, record = fleet.owners[0], fleet.records[0]
+    owner.fence(TWO, record)
+    owner.stop_and_wait(ONE)  # replaced: returns at once and stops nothing else
+    owner.construct(TWO, record, False, XOR)
+    owner.stop_and_wait(TWO)
+    owner.stop_and_wait(TWO)
+    with pytest.raises(AttemptFailed, match="was stopped"):
+        owner.construct(TWO, record, False, XOR)
+
+
+def test_stop_reaches_an_attempt_whose_fence_is_late(fleet: ToyFleet) -> None:
+    owner, record = fleet.owners[0], fleet.records[0]
+    owner.stop_and_wait(TWO)
+    owner.fence(TWO, record)
+    with pytest.raises(AttemptFailed, match="was stopped"):
+        owner.construct(TWO, record, False, XOR)
+    owner.fence(THREE, record)
+    assert owner.construct(THREE, record, True, XOR).payloads
+
+
+class Paused:
+    """Holds a construction at a mark, in its own thread, until ``go``."""
+
+    def __init__(self, fleet: ToyFleet, mark: str) -> None:
+        self.order: list[str] = []
+        self._inside, self._go = threading.Event(), threading.Event()
+        self._mark, self._owner, self._record = mark, fleet.owners[0], fleet.records[0]
+        self._pool = ThreadPoolExecutor()
+
+    def _listen(self, event: observe.Event) -> None:
+        if event.name == self._mark and not self._inside.is_set():
+            self._inside.set()
+            assert self._go.wait(30)
+
+    def _construct(self) -> object:
+        try:
+            return self._owner.construct(ONE, self._record, False, XOR)
+        finally:
+            self.order.append("construct ended")
+
+    def run(self, interrupt: Callable[[], object]) -> tuple[Future[object], Future[object]]:
+        def other() -> object:
+            result = interrupt()
+            self.order.append("interrupt returned")
+            return result
+
+        with self._pool, observe.listening(self._listen):
+            construct = self._pool.submit(self._construct)
+            assert self._inside.wait(30)
+            answer = self._pool.submit(other)
+            running = self._owner._turn._running
+            assert running is not None
+            while not running.cancelled:
+                threading.Event().wait(0.001)
+            self._go.set()
+        return construct, answer
+
+
+@pytest.mark.parametrize("mark", ["owner.task.after", "owner.publish.before", "owner.publish.after"])
+@pytest.mark.parametrize("interrupt", ["fence", "stop_and_wait", "withdraw"])
+def test_interrupt_returns_only_when_construction_has_ended(
+    fleet: ToyFleet, mark: str, interrupt: str
+) -> None:
+    owner, record = fleet.owners[0], fleet.records[0]
+    owner.fence(ONE, record)
+    paused = Paused(fleet, mark)
+    construct, answer = paused.run(
+        {
+            "fence": lambda: owner.fence(TWO, record),
+            "stop_and_wait": lambda: owner.stop_and_wait(ONE),
+            "withdraw": owner.withdraw,
+        }[interrupt]
+    )
+    assert isinstance(construct.exception(), RefitError)
+    assert answer.exception() is None
+    assert paused.order == ["construct ended", "interrupt returned"]
+    assert not any("/close/1-1/" in key for key in fleet.store.list(""))
+
+
+def test_fence_gives_up_on_work_that_does_not_end(tmp_path: Path, old: Tensors) -> None:
+    fleet = ToyFleet(tmp_path, TENSORS, old, deadline_s=0.0)
+    record = fleet.genesis()
+    owner = fleet.owners[0]
+    owner.present(1)
+    owner.fence(ONE, record)
+
+    def listener(event: observe.Event) -> None:
+        if event.name == "owner.task.before":  # in the constructing thread: it cannot end meanwhile
+            with pytest.raises(AttemptFailed, match=r"attempt 1-1 did not end within 0.0 s"):
+                owner.fence(TWO, record)
+
+    with observe.listening(listener), pytest.raises(AttemptFailed, match="stopped while"):
+        owner.construct(ONE, record, False, XOR)
+    assert owner.fence(TWO, record).fenced == TWO
+
+
+# ---- candidate identity (P5) ----
+
+
+def test_retry_after_a_silent_write_is_refused(fleet: ToyFleet, new: Tensors) -> None:
+    fleet.construct(ONE, XOR)
+    source, record = fleet.sources[0], fleet.records[0]
+    task = source.tasks()[0]
+    source.set_shard(task.key, source.read(task) ^ np.uint16(1), silently=True)
+    before = len(fleet.store.list("ab" * 16 + "/payload/1-2/"))
+    fleet.owners[0].fence(TWO, record)
+    with pytest.raises(
+        IntegrityError, match=r"'embed' of step 1 .* weights were written during the transition"
+    ):
+        fleet.owners[0].construct(TWO, record, True, XOR)
+    assert len(fleet.store.list("ab" * 16 + "/payload/1-2/")) == before
+
+
+def test_write_between_an_unfinished_attempt_and_its_retry_is_refused(fleet: ToyFleet, old: Tensors) -> None:
+    owner, source, record = fleet.owners[0], fleet.sources[0], fleet.records[0]
+    owner.fence(ONE, record)
+
+    def fail(event: observe.Event) -> None:
+        if event.name == "owner.publish.after":
+            raise AttemptFailed("injected")
+
+    with observe.listening(fail), pytest.raises(AttemptFailed, match="injected"):
+        owner.construct(ONE, record, False, XOR)
+    source.set("embed", old["embed"])  # what was published is not even a change any more
+    owner.fence(TWO, record)
+    with pytest.raises(IntegrityError, match="weights were written"):
+        owner.construct(TWO, record, True, XOR)
+
+
+def test_counters_that_moved_are_only_a_warning(
+    fleet: ToyFleet, new: Tensors, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = fleet.construct(ONE, XOR)
+    fleet.write(new)
+    retry = fleet.construct(TWO, XOR, overwrite_only=True)
+    assert [close.candidate for close in retry] == [close.candidate for close in first]
+    assert "version counters moved since step 1" in caplog.text
+
+
+def test_write_before_fold_in_leaves_trackers_provable(fleet: ToyFleet, new: Tensors, old: Tensors) -> None:
+    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
+    fleet.sources[0].set("embed", old["embed"])
+    with pytest.raises(IntegrityError, match="weights were written between"):
+        fleet.owners[0].fold_in(ONE, record)
+    with pytest.raises(Unreachable, match="not committed"):
+        fleet.owners[0].wait_committed(1, timeout_s=0)
+    assert fleet.restart(0).fence(TWO, record).baseline_version == 1
+    fleet.owners[1].fold_in(ONE, record)
+    assert equal(fleet.tracked(), new)
+
+
+def test_seeded_bug_in_the_identity_check_would_be_seen(
+    fleet: ToyFleet, old: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fold-in is the second line: without the retry check it still refuses the swapped candidate."""
+
+    def accept(candidate: object, task: object, digests: object) -> None:
+        candidate.digests[task.key] = digests  # type: ignore[attr-defined]
+
+    monkeypatch.setattr("dcr.source.convert.require_same_bits", accept)
+    first = fleet.construct(ONE, XOR)
+    fleet.write(mutate(old, 0.5, np.random.default_rng(9)))
+    fleet.construct(TWO, XOR, overwrite_only=True)
+    record = fleet.commit(ONE, first, step=1)  # the late commit of the first attempt lands
+    with pytest.raises(IntegrityError, match="do not hold what attempt 1-1 committed"):
+        fleet.owners[0].fold_in(ONE, record)
+
+
+# ---- trainer side ----
+
+
+def test_present_and_withdraw(fleet: ToyFleet) -> None:
+    owner = fleet.owners[0]
+    owner.present(1)
+    with pytest.raises(Conflict, match="step 1 is still presented"):
+        owner.present(2)
+    owner.withdraw()
+    with pytest.raises(AttemptFailed, match="step 1 is not presented"):
+        owner.wait_committed(1, timeout_s=0)
+    owner.fence(ONE, fleet.records[0])
+    with pytest.raises(AttemptFailed, match="presents no candidate"):
+        owner.construct(ONE, fleet.records[0], False, XOR)
+    owner.present(2)
+    assert owner.collect(2).step == 2
+
+
+def test_collect_waits_for_the_step(fleet: ToyFleet) -> None:
+    owner = fleet.owners[0]
+    owner.withdraw()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(owner.collect, 2)
+        owner.present(2)
+        assert answer.result().step == 2
+
+
+def test_collect_has_a_deadline(tmp_path: Path, old: Tensors) -> None:
+    fleet = ToyFleet(tmp_path, TENSORS, old, deadline_s=0.0)
+    with pytest.raises(Unreachable, match="rank 0 did not present step 4"):
+        fleet.owners[0].collect(4)
+
+
+# ---- fold-in, restarts, quoted records ----
+
+
+def test_uncommitted_attempt_is_not_folded_in(fleet: ToyFleet) -> None:
+    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
+    with pytest.raises(Conflict, match="names attempt 1-1, not 1-2"):
+        fleet.owners[0].fold_in(TWO, record)
+    assert fleet.owners[0].collect(None).baseline_version == 0
+
+
+def test_commit_of_an_earlier_attempt_that_landed_late_is_folded_in(fleet: ToyFleet, new: Tensors) -> None:
+    first = fleet.construct(ONE, XOR)
+    fleet.construct(TWO, XOR, overwrite_only=True)
+    record = fleet.commit(ONE, first, step=1)
+    for owner in fleet.owners:
+        assert owner.fence(THREE, record).baseline_version == 1  # the quoted record names our attempt
+        assert owner.wait_committed(1, timeout_s=0) == record
+        assert owner.fold_in(ONE, record).baseline_version == 1
+    assert equal(fleet.tracked(), new)
+
+
+def test_detection_refuses_another_version(fleet: ToyFleet) -> None:
+    record = fleet.records[0]
+    fleet.owners[0].fence(ONE, record)
+    with pytest.raises(IntegrityError, match="trackers are at version 0, the record at 4"):
+        fleet.owners[0].construct(ONE, replace(record, version=4), False, XOR)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_owner_killed_in_fold_in_catches_up_from_the_archive(
+    fleet: ToyFleet, new: Tensors, where: str, nth: int
+) -> None:
+    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
+    seen = 0
+
+    def kill(event: observe.Event) -> None:
+        nonlocal seen
+        seen += event.name == f"owner.fold_in.task.{where}"
+        if seen == nth:
+            raise KeyboardInterrupt
+
+    with observe.listening(kill), pytest.raises(KeyboardInterrupt):
+        fleet.owners[0].fold_in(ONE, record)
+    restarted = fleet.restart(0)
+    assert restarted.collect(None).baseline_version in (UNPROVEN, 0, 1)
+    assert restarted.fence(TWO, record).baseline_version == 1
+    fleet.owners[1].fence(TWO, record)
+    assert equal(fleet.tracked(), new)
+
+
+def test_restart_before_fold_in_and_lost_trackers_are_rebuilt(
+    fleet: ToyFleet, new: Tensors, tmp_path: Path
+) -> None:
+    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
+    assert fleet.restart(0).fold_in(ONE, record).baseline_version == 1  # no candidate: from the chain
+    for file in (tmp_path / "owner-1").iterdir():
+        file.unlink()
+    assert fleet.restart(1).collect(None).baseline_version == UNPROVEN
+    assert fleet.owners[1].fence(TWO, record).baseline_version == 1
+    assert equal(fleet.tracked(), new)
+
+
+def test_rolled_back_trainer_keeps_the_committed_baseline(
+    fleet: ToyFleet, old: Tensors, new: Tensors
+) -> None:
+    """P13: older weights are published as the next version, against the committed trackers."""
+    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
+    for owner in fleet.owners:
+        owner.fold_in(ONE, record)
+    fleet.refit(old, XOR)
+    assert equal(fleet.tracked(), old)
+    assert fleet.records[-1].version == 2
+
+
+def test_stale_record_and_foreign_catalogue_are_refused(fleet: ToyFleet) -> None:
+    v0 = fleet.records[0]
+    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
+    fleet.owners[0].fold_in(ONE, record)
+    with pytest.raises(Conflict, match="trackers are at 1, past record 0"):
+        fleet.owners[0].fence(TWO, v0)
+    with pytest.raises(ConfigError, match="another model, dtype or name set needs a new run"):
+        fleet.owners[0].fence(THREE, replace(record, catalogue="0" * 32))
+
+
+def test_delayed_fold_in_of_an_older_version_does_nothing(fleet: ToyFleet, old: Tensors) -> None:
+    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
+    for owner in fleet.owners:
+        owner.fold_in(ONE, record)
+    fleet.refit(old, XOR)
+    fleet.owners[0].present(3)
+    report = fleet.owners[0].fold_in(ONE, record)
+    assert (report.baseline_version, report.step) == (2, 3)
+
+
+def test_setup_must_describe_the_same_shards(fleet: ToyFleet, tmp_path: Path) -> None:
+    source = fleet.sources[0]
+    setup: OwnerSetup = fleet.owners[0]._setup
+    other = replace(fleet.catalogue, tensors=fleet.catalogue.tensors[1:])
+    with pytest.raises(ConfigError, match="not those of the run's catalogue"):
+        OwnerAgent(0, source, replace(setup, catalogue=other))
+    tasks = owned(source.tasks(), 0)[1:]
+    part = Baseline.create(tmp_path / "part", tasks, source.read, audit_key=fleet.catalogue.audit_key)
+    with pytest.raises(ConfigError, match="is not made of owned"):
+        OwnerAgent(0, source, replace(setup, baseline=part))
+
+
+@pytest.mark.parametrize("name", ["anchor", "construct"])
+def test_close_that_could_not_be_stored_is_stored_by_the_next_call(
+    fleet: ToyFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("no space left")
+
+    fresh = ToyFleet(tmp_path / "fresh", TENSORS, fleet.bits)
+    owner = fresh.owners[0] if name == "anchor" else fleet.owners[0]
+    owner.fence(ONE, fleet.records[0])
+    call = owner.anchor if name == "anchor" else lambda: owner.construct(ONE, fleet.records[0], False, XOR)
+    transport = owner._setup.transport
+    with monkeypatch.context() as patch:
+        patch.setattr(transport, "close", full)
+        with pytest.raises(StoreError):
+            call()
+    assert call() == call()
+
+
+def test_genesis_close_is_under_attempt_zero(fleet: ToyFleet) -> None:
+    assert fleet.owners[0].anchor().attempt == GENESIS
