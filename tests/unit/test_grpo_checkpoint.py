@@ -109,7 +109,7 @@ def test_another_run_or_sharding_is_refused(tmp_path: Path) -> None:
         _store(tmp_path, 0, world_size=1).load_matching(At(1, 1))
 
 
-def test_no_flipped_bit_of_the_weights_goes_unnoticed(tmp_path: Path) -> None:
+def test_no_flipped_bit_of_the_served_weights_goes_unnoticed(tmp_path: Path) -> None:
     _save(tmp_path, 1, 1)
     path = tmp_path / "version-00000001-step-00000001" / "rank-0.safetensors"
     whole = path.read_bytes()

@@ -3,12 +3,15 @@
 import pytest
 import torch
 
-from dcr.errors import ConfigError
+from dcr.audit import digest_tensor
+from dcr.errors import ConfigError, IntegrityError
+from dcr_recipes.config import RunConfig
 from dcr_recipes.grpo.metrics import StepMetrics, run_token_digest, token_digest, weights_digest
+from dcr_recipes.grpo.proof import require_served
 from dcr_recipes.grpo.rewards import MeanTokenId, make_reward
 from dcr_recipes.grpo.sampler import Prompt, random_prompts
 from dcr_recipes.grpo.seeds import response_seed
-from dcr_recipes.grpo.settings import GrpoSettings
+from dcr_recipes.grpo.settings import GrpoSettings, settings_of
 
 
 def test_response_seeds_are_pinned_and_differ() -> None:
@@ -74,3 +77,22 @@ def test_flat_metrics_have_plain_values_under_train() -> None:
     assert flat["train/gen_kl_error"] == 0.001
     assert all(isinstance(value, float | int | str) for value in flat.values())
     assert run_token_digest([metrics]) != run_token_digest([metrics, metrics])
+
+
+def test_settings_follow_the_configuration() -> None:
+    config = RunConfig(seed=4, lr=1e-6)
+    config.recipe.group_size = 3
+    settings = settings_of(config)
+    assert (settings.seed, settings.lr, settings.group_size) == (4, 1e-6, 3)
+    assert (settings.clip_low, settings.clip_high) == (0.2, 0.28)
+
+
+def test_the_proof_finds_one_bit_and_a_foreign_tensor() -> None:
+    key = "0" * 32
+    weight = torch.tensor([0.0, 1.5, -2.0], dtype=torch.bfloat16)
+    bits = weight.view(torch.int16).numpy().view("<u2")
+    table = {"w": digest_tensor(key, "w", bits), "alias": digest_tensor(key, "alias", bits)}
+    require_served({"w": weight}, table, key)
+    for wrong in ({"w": weight * -1}, {"w": weight, "v": weight}, {}):
+        with pytest.raises(IntegrityError, match="not as committed"):
+            require_served(wrong, table, key)

@@ -14,11 +14,11 @@ from dcr.errors import AttemptFailed, IntegrityError, Unreachable
 class ServingGate:
     """Implements ``dcr.receiver.ports.RequestGate`` for threads. Starts closed, at no version (-1).
 
-    ``admit_deadline_s`` is how long a request waits at a closed gate, ``drain_deadline_s`` how long
-    ``close`` waits for requests in flight (P12).
+    ``admit_deadline_s`` is how long a request waits at a closed gate: short, so that its sender may ask
+    another instance. ``drain_deadline_s`` is how long ``close`` waits for requests in flight (P12).
     """
 
-    def __init__(self, *, admit_deadline_s: float = 60.0, drain_deadline_s: float = 60.0) -> None:
+    def __init__(self, *, admit_deadline_s: float = 5.0, drain_deadline_s: float = 60.0) -> None:
         self._admit_deadline_s = admit_deadline_s
         self._drain_deadline_s = drain_deadline_s
         self._moved = threading.Condition()

@@ -10,9 +10,12 @@ from typing import Protocol
 import torch
 
 from dcr.errors import IntegrityError, Unreachable
+from dcr.transport.peers import Peers
 from dcr_adapters.hf.generate import Responses
+from dcr_adapters.hf.remote import RemoteRuntime
 from dcr_adapters.hf.worker import GenerateAnswer
 from dcr_recipes.grpo.sampler import Prompt
+from dcr_recipes.grpo.settings import GrpoSettings
 
 
 class Generate(Protocol):
@@ -99,3 +102,9 @@ def _checked(name: str, answer: GenerateAnswer, version: int) -> Responses:
         torch.tensor(answer.tokens[0], dtype=torch.int64),
         torch.tensor(answer.logprobs[0], dtype=torch.float32),
     )
+
+
+def over_http(peers: Peers, names: Sequence[str], settings: GrpoSettings) -> RolloutClient:
+    """Client of the serving processes called ``names``, found through ``peers``."""
+    instances = [(name, RemoteRuntime(peers, name).generate) for name in names]
+    return RolloutClient(instances, settings.response_tokens, settings.temperature)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dcr.errors import ConfigError
+from dcr_recipes.config import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +52,19 @@ class GrpoSettings:
                 f"recipe.prompts = {self.num_prompts} is not a multiple of trainer.ranks = {world_size}"
             )
         return self.num_prompts // world_size
+
+
+def settings_of(config: RunConfig) -> GrpoSettings:
+    """The part of a run's configuration that decides what is trained."""
+    recipe = config.recipe
+    return GrpoSettings(
+        seed=config.seed,
+        lr=config.lr,
+        weight_decay=recipe.weight_decay,
+        clip_low=recipe.clip_low,
+        clip_high=recipe.clip_high,
+        num_prompts=recipe.prompts,
+        group_size=recipe.group_size,
+        prompt_tokens=recipe.prompt_tokens,
+        response_tokens=recipe.response_tokens,
+    )

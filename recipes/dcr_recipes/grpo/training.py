@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 
 from dcr.errors import IntegrityError
-from dcr.model import RunId
+from dcr.model import AuditTable, RunId
 from dcr_adapters.fsdp import gather_dense
 from dcr_recipes.grpo.checkpoint import CheckpointStore, Committed
 from dcr_recipes.grpo.metrics import StepMetrics
 from dcr_recipes.grpo.policy import build_tiny, shard_policy
+from dcr_recipes.grpo.proof import require_served
 from dcr_recipes.grpo.rewards import make_reward
 from dcr_recipes.grpo.rollout import Rollouts
 from dcr_recipes.grpo.sampler import random_prompts
@@ -67,6 +68,14 @@ class GrpoTraining:
             )
         self._trainer.restore(checkpoint)
         return (checkpoint.meta.version, checkpoint.meta.step) == (committed.version, committed.step)
+
+    def prove(self, table: AuditTable, audit_key: str) -> None:
+        """Check that the present weights serve exactly what ``table`` was committed with. A collective.
+
+        Raises:
+            IntegrityError: they do not; names the first tensors that differ.
+        """
+        require_served(self.gather(), table, audit_key)
 
     def gather(self) -> dict[str, torch.Tensor]:
         """The whole policy as a dense refit would send it: BF16 by canonical name. A collective."""
