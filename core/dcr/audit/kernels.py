@@ -9,8 +9,8 @@ only the total is reduced modulo p, in Python's integers:
 A word grows by less than 2^33 a term, so 2^30 terms fit. Shape legend: L lanes.
 """
 
-from collections.abc import Callable
-from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,7 +40,7 @@ def sum_run(lanes: Lanes, seeds: tuple[int, int], first: int, step: int, *, forc
         part = lanes[start : start + block]
         at = first + start * step
         if compiled:
-            words = _compiled()[0](
+            words = _compiled().run(
                 part, np.uint64(seeds[0]), np.uint64(seeds[1]), np.uint64(at), np.uint64(step)
             )
         else:
@@ -58,7 +58,7 @@ def sum_at(lanes: Lanes, indices: Positions, seeds: tuple[int, int], lane: int, 
     for start in range(0, lanes.size, block):
         part, at = lanes[start : start + block], indices[start : start + block]
         if compiled:
-            words = _compiled()[1](part, at, np.uint64(seeds[0]), np.uint64(seeds[1]), np.uint64(lane))
+            words = _compiled().scattered(part, at, np.uint64(seeds[0]), np.uint64(seeds[1]), np.uint64(lane))
         else:
             words = _numpy_words(part, at.astype(np.uint64) * _TWO + np.uint64(lane), seeds)
         total += _join(words)
@@ -83,50 +83,6 @@ def _numpy_words(lanes: Lanes, x: NDArray[np.uint64], seeds: tuple[int, int]) ->
     return int((low & _LOW).sum()), word1, int((high >> _S32).sum())
 
 
-@cache
-def _compiled() -> tuple[Callable[..., Words], Callable[..., Words]]:
-    """The two kernels; compiled at first use, for each lane width on its own.
-
-    Not cached on disk: the installation may be read-only.
-    """
-    import numba  # half a second, and small tensors never need it
-
-    @numba.njit(nogil=True, inline="always")
-    def key_of(x: Any, seed0: Any, seed1: Any) -> Any:
-        z = x * _GAMMA + seed0
-        z = (z ^ (z >> _S30)) * _MIX_1
-        z ^= seed1
-        z = (z ^ (z >> _S27)) * _MIX_2
-        z ^= z >> _S31
-        key = z >> _S3
-        if key >= _LAST:
-            key -= _LAST
-        return key + _ONE
-
-    @numba.njit(nogil=True)
-    def run(lanes: Any, seed0: Any, seed1: Any, first: Any, step: Any) -> Any:
-        word0 = word1 = word2 = np.uint64(0)
-        x = first
-        for i in range(lanes.size):
-            key = key_of(x, seed0, seed1)
-            value = np.uint64(lanes[i]) + _ONE
-            low, high = (key & _LOW) * value, (key >> _S32) * value
-            word0 += low & _LOW
-            word1 += (low >> _S32) + (high & _LOW)
-            word2 += high >> _S32
-            x += step
-        return word0, word1, word2
-
-    @numba.njit(nogil=True)
-    def scattered(lanes: Any, indices: Any, seed0: Any, seed1: Any, lane: Any) -> Any:
-        word0 = word1 = word2 = np.uint64(0)
-        for i in range(lanes.size):
-            key = key_of(np.uint64(indices[i]) * _TWO + lane, seed0, seed1)
-            value = np.uint64(lanes[i]) + _ONE
-            low, high = (key & _LOW) * value, (key >> _S32) * value
-            word0 += low & _LOW
-            word1 += (low >> _S32) + (high & _LOW)
-            word2 += high >> _S32
-        return word0, word1, word2
-
-    return run, scattered
+def _compiled() -> ModuleType:
+    """The compiled kernels; importing numba takes half a second, and small tensors never need it."""
+    return import_module("dcr.audit.compiled")

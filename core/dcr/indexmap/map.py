@@ -180,13 +180,14 @@ def members(box: Box, start: int, stop: int) -> Indices:
 
 def _decode(box: Box, indices: Indices) -> Indices:
     """Destinations of indices that are all in ``box``, which is in normal form."""
-    left = indices - box.src_offset
+    left = indices - np.int64(box.src_offset)
     far = np.full(indices.shape, box.dst_offset, dtype=np.int64)
+    moved = np.empty_like(left)
     for src, dst in zip(box.src_strides, box.dst_strides, strict=True):
-        coordinate = left // src if src != 1 else left
-        far += coordinate * dst
+        coordinate = left // np.int64(src) if src != 1 else left
+        far += np.multiply(coordinate, np.int64(dst), out=moved)
         if src != 1:
-            left = left - coordinate * src
+            left -= np.multiply(coordinate, np.int64(src), out=moved)
     return far
 
 

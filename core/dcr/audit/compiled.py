@@ -1,0 +1,61 @@
+"""The audit sums as compiled loops; ``dcr.audit.kernels`` explains them and imports this when first needed.
+
+Compiled at the first call for each lane width (0.1 s), without a lock on the interpreter. Not
+cached on disk: the installation may be read-only. Shape legend: L lanes.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from dcr.audit.keys import GAMMA, MIX_1, MIX_2, MODULUS
+
+_LOW = np.uint64(0xFFFFFFFF)
+_LAST = np.uint64(MODULUS - 1)
+_S3, _S27, _S30, _S31, _S32 = (np.uint64(n) for n in (3, 27, 30, 31, 32))
+_ZERO, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
+_GAMMA, _MIX_1, _MIX_2 = np.uint64(GAMMA), np.uint64(MIX_1), np.uint64(MIX_2)
+
+
+@numba.njit(nogil=True, inline="always")
+def _key(x: Any, seed0: Any, seed1: Any) -> Any:
+    z = x * _GAMMA + seed0
+    z = (z ^ (z >> _S30)) * _MIX_1
+    z ^= seed1
+    z = (z ^ (z >> _S27)) * _MIX_2
+    z ^= z >> _S31
+    key = z >> _S3
+    if key >= _LAST:
+        key -= _LAST
+    return key + _ONE
+
+
+@numba.njit(nogil=True)
+def run(lanes: Any, seed0: Any, seed1: Any, first: Any, step: Any) -> Any:
+    """Three words of the sum over ``lanes`` [L] at x = first, first + step, ...; all scalars uint64."""
+    word0 = word1 = word2 = _ZERO
+    x = first
+    for i in range(lanes.size):
+        key = _key(x, seed0, seed1)
+        value = np.uint64(lanes[i]) + _ONE
+        low, high = (key & _LOW) * value, (key >> _S32) * value
+        word0 += low & _LOW
+        word1 += (low >> _S32) + (high & _LOW)
+        word2 += high >> _S32
+        x += step
+    return word0, word1, word2
+
+
+@numba.njit(nogil=True)
+def scattered(lanes: Any, indices: Any, seed0: Any, seed1: Any, lane: Any) -> Any:
+    """Three words of the sum over ``lanes`` [L] at canonical ``indices`` int64 [L]."""
+    word0 = word1 = word2 = _ZERO
+    for i in range(lanes.size):
+        key = _key(np.uint64(indices[i]) * _TWO + lane, seed0, seed1)
+        value = np.uint64(lanes[i]) + _ONE
+        low, high = (key & _LOW) * value, (key >> _S32) * value
+        word0 += low & _LOW
+        word1 += (low >> _S32) + (high & _LOW)
+        word2 += high >> _S32
+    return word0, word1, word2
