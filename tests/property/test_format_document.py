@@ -76,7 +76,8 @@ def parse_sections(body: bytes, raw_bytes: int) -> list[bytes]:
     assert [row[:2] for row in rows] == [(1, 0), (2, 0), (3, 0)]
     reader = Reader(body)
     reader.at = 72
-    sections = [zstandard.ZstdDecompressor().decompress(reader.bytes(row[3])) for row in rows]
+    frames = [reader.bytes(row[3]) for row in rows]
+    sections = [zstandard.ZstdDecompressor().decompress(frame) if frame else b"" for frame in frames]
     assert reader.at == len(body)
     assert [len(section) for section in sections] == [row[2] for row in rows]
     assert sum(map(len, sections)) == raw_bytes

@@ -213,10 +213,10 @@ def test_locations_outside_the_shape(locations: list[int]) -> None:
         refused(with_dims(parts, *dims))
 
 
-@pytest.mark.parametrize("gaps", [[2**64 - 1, 0], [2**63, 2**63 - 2], [2**63 - 3, 2**63 - 3], [0, 2**63 - 2]])
+@pytest.mark.parametrize("gaps", [[2**64 - 1, 0], [2**63, 2**63 - 2], [2**63 - 3] * 3, [0, 2**63 - 2]])
 def test_gaps_that_wrap_around(gaps: list[int]) -> None:
-    parts = one_item((2**63 - 1,), [0, 2**40])
-    locations = struct.pack("<2Q", *gaps)
+    parts = one_item((2**63 - 1,), [0, 2**40, 2**41][: len(gaps)])
+    locations = struct.pack(f"<{len(gaps)}Q", *gaps)
     refused(join(replace(parts, sections=parts.sections | {Kind.LOCATIONS: locations})), "gap")
 
 
@@ -225,6 +225,14 @@ def test_a_run_that_wraps_around() -> None:
     table = bytearray(parts.sections[Kind.ITEM_TABLE])
     struct.pack_into("<Q", table, 24 + 16, 2**64 - 1)
     refused(join(replace(parts, sections=parts.sections | {Kind.ITEM_TABLE: bytes(table)})), "run")
+
+
+@pytest.mark.parametrize(("column", "number"), [(24 + 16, 1), (24 + 5 * 8 + 4 + 3, 1)])
+def test_an_empty_item_that_is_not_the_run_at_0(column: int, number: int) -> None:
+    parts = one_item((10,), [])
+    table = bytearray(parts.sections[Kind.ITEM_TABLE])
+    table[column] = number
+    refused(join(replace(parts, sections=parts.sections | {Kind.ITEM_TABLE: bytes(table)})), "run|gaps")
 
 
 def test_an_element_claimed_twice() -> None:
@@ -255,6 +263,7 @@ def frames() -> dict[str, bytes]:
         "bytes after it": good + b"\0",
         "a skippable frame after it": good + b"\x50\x2a\x4d\x18\0\0\0\0",
         "a skippable frame": b"\x50\x2a\x4d\x18" + struct.pack("<I", len(values)) + values,
+        "a skippable frame before it": b"\x50\x2a\x4d\x18\0\0\0\0" + good,
         "cut": good[:-1],
         "nothing": b"",
         "not zstd": bytes(range(40)),
@@ -264,6 +273,22 @@ def frames() -> dict[str, bytes]:
 @pytest.mark.parametrize("frame", frames().values(), ids=frames())
 def test_other_frames(frame: bytes) -> None:
     refused(frame_replaced(frame), "section VALUES")
+
+
+EMPTY_FRAME = zstandard.ZstdCompressor(level=1).compress(b"")
+HIDING = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+
+
+@pytest.mark.parametrize("frame", [EMPTY_FRAME, EMPTY_FRAME[:-1], EMPTY_FRAME + b"junk", HIDING, b"x"])
+def test_an_empty_section_has_no_frame(frame: bytes) -> None:
+    """The zstd library would read none of these to its end."""
+    parts = split(encode(simple_item(stride=1)))
+    assert parts.sections[Kind.LOCATIONS] == b""
+    body = bytearray(write_sections(list(parts.sections.items()), level=1))
+    table_frame = struct.unpack_from("<Q", body, 16)[0]
+    struct.pack_into("<Q", body, 24 + 16, len(frame))
+    body[72 + table_frame : 72 + table_frame] = frame
+    refused(join_body(parts.head, bytes(body), raw_bytes=parts.head.raw_bytes), "section LOCATIONS")
 
 
 def test_other_levels_and_checksums_are_fine() -> None:

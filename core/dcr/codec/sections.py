@@ -1,4 +1,4 @@
-"""Body of a payload: a table of sections, then one zstd frame for each, in order.
+"""Body of a payload: a table of sections, then one zstd frame for each that is not empty, in order.
 
 Row of the table: kind u32, reserved u32 (0), raw size u64, compressed size u64, little-endian.
 """
@@ -13,7 +13,7 @@ import zstandard
 from dcr.errors import PayloadError
 
 _ROW = struct.Struct("<IIQQ")
-_FRAME_MAGIC = b"\x28\xb5\x2f\xfd"  # a skippable frame would say it holds 0 bytes and hide others
+_FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_WINDOW_BYTES = 1 << 27
 
 
@@ -35,7 +35,7 @@ class _Row:
 def write_sections(sections: Sequence[tuple[Kind, bytes]], level: int) -> bytes:
     """Compress ``sections`` at zstd ``level`` and return the body; equal input gives equal bytes."""
     compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
-    frames = [compressor.compress(raw) for _, raw in sections]
+    frames = [compressor.compress(raw) if raw else b"" for _, raw in sections]
     rows = [
         _ROW.pack(kind, 0, len(raw), len(frame)) for (kind, raw), frame in zip(sections, frames, strict=True)
     ]
@@ -88,10 +88,13 @@ def _read_table(body: memoryview, num_sections: int) -> list[_Row]:
 def _decompress(frame: memoryview, row: _Row) -> bytes:
     data = bytes(frame)
     where = f"section {row.kind.name}"
+    if not data and not row.raw_bytes:
+        return b""
     try:
-        # the library allocates what the frame's own header claims, whatever max_output_size says
+        # The library allocates what the frame's own header claims, whatever max_output_size says,
+        # and reads no further than a header (or a skippable frame's) that claims nothing.
         claim = zstandard.frame_content_size(data)
-        if data[:4] != _FRAME_MAGIC or claim != row.raw_bytes:
+        if data[:4] != _FRAME_MAGIC or claim != row.raw_bytes or not claim:
             raise PayloadError(f"{where}: the table says {row.raw_bytes} bytes, its frame says {claim}")
         raw = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompress(
             data, max_output_size=row.raw_bytes, read_across_frames=False, allow_extra_data=False
