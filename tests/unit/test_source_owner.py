@@ -360,6 +360,17 @@ def test_present_and_withdraw(fleet: ToyFleet) -> None:
     assert owner.collect(2).step == 2
 
 
+def test_candidate_presented_again_is_another_one(fleet: ToyFleet) -> None:
+    """Its bits may have changed without moving a counter, and nothing remembers the first ones (P5)."""
+    owner = fleet.owners[0]
+    before = owner.collect(1)
+    owner.present(1)
+    assert owner.collect(1).counters == before.counters
+    owner.withdraw()
+    owner.present(1)
+    assert owner.collect(1).counters != before.counters
+
+
 def test_collect_waits_for_the_step(fleet: ToyFleet) -> None:
     owner = fleet.owners[0]
     owner.withdraw()
@@ -436,6 +447,27 @@ def test_restart_before_fold_in_and_lost_trackers_are_rebuilt(
     assert fleet.restart(1).collect(None).baseline_version == UNPROVEN
     assert fleet.owners[1].fence(TWO, record).baseline_version == 1
     assert equal(fleet.tracked(), new)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_crash_in_a_fold_in_without_changes_follows_the_record(
+    fleet: ToyFleet, old: Tensors, committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trackers prove both versions then; the quoted record says which it is."""
+    fleet.write(old)
+    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Baseline, "_hold", die)
+        with pytest.raises(KeyboardInterrupt):
+            fleet.owners[0].fold_in(ONE, record)
+    restarted = fleet.restart(0)
+    quoted = record if committed else fleet.records[0]
+    assert restarted.fence(TWO, quoted).baseline_version == quoted.version
+    assert fleet.restart(0).collect(None).baseline_version == quoted.version
 
 
 def test_rolled_back_trainer_keeps_the_committed_baseline(

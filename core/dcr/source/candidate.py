@@ -13,12 +13,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Candidate:
-    """One presented step. ``digests`` (by task key) and ``closes`` grow as attempts are constructed."""
+    """One presented step. ``digests`` (by task key) and ``closes`` grow as attempts are constructed.
+
+    ``presentation`` counts the candidates of this process: one that was withdrawn and presented
+    again is another one, whatever its counters say.
+    """
 
     step: int
     counters: str
+    presentation: int
     digests: DigestTable = field(default_factory=dict)
     closes: dict[AttemptId, OwnerClose] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """What an owner's report gives as counters."""
+        return f"{self.presentation}-{self.counters}"
 
 
 def require_same_bits(candidate: Candidate, task: AffineTask, digests: TaskDigests) -> None:

@@ -98,7 +98,11 @@ def _kernel() -> Kernel:
 
     words: Any = numba.types.Array(numba.uint64, 1, "C", readonly=True)
     signature = numba.int64(words, words, numba.int64, numba.int64[::1])
-    kernel: Kernel = numba.njit(signature, nogil=True, cache=True)(_compare_words)
+    kernel: Kernel
+    try:
+        kernel = numba.njit(signature, nogil=True, cache=True)(_compare_words)
+    except RuntimeError:  # nowhere to keep compiled code (read-only installation): compile in each process
+        kernel = numba.njit(signature, nogil=True)(_compare_words)
     return kernel
 
 

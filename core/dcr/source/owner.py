@@ -76,6 +76,7 @@ class OwnerAgent:
         self._turn = Turn(self._changed, setup.deadline_s)
         self._acknowledged: AttemptId | None = None
         self._candidate: Candidate | None = None
+        self._presentations = 0
         self._folded: CommitRecord | None = None
         self._anchor: OwnerClose | None = None
         self._last_close: OwnerClose | None = None
@@ -95,7 +96,8 @@ class OwnerAgent:
                     f"step {self._candidate.step} is still presented; wait_committed or withdraw it first"
                 )
             if self._candidate is None:
-                self._candidate = Candidate(step, counters)
+                self._presentations += 1
+                self._candidate = Candidate(step, counters, self._presentations)
                 self._folded = None
             self._changed.notify_all()
 
@@ -239,7 +241,7 @@ class OwnerAgent:
             baseline_version=self._baseline.version,
             fenced=self._turn.fenced,
             step=candidate.step if candidate else None,
-            counters=candidate.counters if candidate else "",
+            counters=candidate.identity if candidate else "",
             close=self._last_close,
         )
 
