@@ -1,0 +1,91 @@
+"""The tiny policy, and this rank's state in and out of it."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dcr.errors import IntegrityError
+from dcr_recipes.grpo.policy import Policy, build_tiny, save_tiny
+from dcr_recipes.grpo.settings import ModelSizes
+from dcr_recipes.grpo.shard_state import capture, install, served_digest
+
+
+def _policy() -> Policy:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    return Policy(model, optimizer, cast("Any", None))
+
+
+def _train(policy: Policy, num_steps: int) -> None:
+    for _ in range(num_steps):
+        loss = policy.model(torch.randn(4, 3)).square().sum()
+        torch.autograd.backward(loss)
+        policy.optimizer.step()
+        policy.optimizer.zero_grad()
+
+
+def test_the_same_seed_builds_the_same_bits_and_leaves_the_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    first, again, other = (build_tiny(ModelSizes(), seed).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_saved_checkpoint_holds_the_served_bits(tied: bool, tmp_path: Path) -> None:
+    sizes = ModelSizes(tied=tied)
+    save_tiny(sizes, 3, tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    built = dict(build_tiny(sizes, 3).named_parameters())
+    assert saved.keys() == built.keys()
+    assert ("lm_head.weight" in saved) == (not tied)
+    for name, tensor in built.items():
+        assert torch.equal(saved[name], tensor.detach().to(torch.bfloat16))
+    assert (tmp_path / "config.json").exists()
+
+
+def test_a_restored_policy_goes_on_as_if_it_had_never_stopped() -> None:
+    whole, parts = _policy(), _policy()
+    torch.manual_seed(1)
+    _train(whole, 5)
+    torch.manual_seed(1)
+    _train(parts, 2)
+    state = capture(parts)
+    _train(parts, 4)
+    install(parts, state)
+    _train(parts, 3)
+    end, expected = capture(parts), capture(whole)
+    assert end.keys() == expected.keys()
+    assert all(torch.equal(end[key], expected[key]) for key in expected)
+
+
+def test_a_state_from_before_the_first_step_clears_the_optimizer() -> None:
+    policy = _policy()
+    state = capture(policy)
+    _train(policy, 2)
+    install(policy, state)
+    assert capture(policy).keys() == state.keys()
+    _train(policy, 1)
+
+
+def test_a_capture_is_a_copy() -> None:
+    policy = _policy()
+    state = capture(policy)
+    before = served_digest(state)
+    _train(policy, 3)
+    assert served_digest(state) == before != served_digest(capture(policy))
+
+
+@pytest.mark.parametrize("wrong", [None, torch.zeros(5, 2), torch.zeros(5, 3, dtype=torch.float64)])
+def test_another_sharding_is_refused(wrong: torch.Tensor | None) -> None:
+    policy = _policy()
+    state = {key: value for key, value in capture(policy).items() if key != "model/0.weight"}
+    if wrong is not None:
+        state["model/0.weight"] = wrong
+    with pytest.raises(IntegrityError, match=r"model/0.weight: expected torch\.float32 \(5, 3\)"):
+        install(policy, state)
