@@ -160,6 +160,9 @@ def _checked(tree: object) -> RunConfig:
         _check_leaf(key, value)
     for entry in config.faults.kill:
         parse_kill(entry)
+    if config.recipe.prompts % config.trainer.ranks:
+        ranks, prompts = config.trainer.ranks, config.recipe.prompts
+        raise ConfigError(f"recipe.prompts: must be a multiple of trainer.ranks = {ranks}, got {prompts}")
     return config
 
 

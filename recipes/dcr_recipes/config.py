@@ -80,7 +80,7 @@ class RunConfig:
     steps: int = 20
     refit: str = "dcr"
     seed: int = 0
-    lr: float = 1e-4
+    lr: float = 1e-6
     run_dir: str = ""
     resume: bool = False
     verify: str = "full"

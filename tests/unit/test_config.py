@@ -71,6 +71,7 @@ WRONG = {
     "faults.kill=abc": "faults.kill: expected a list",
     "faults.kill=[a:b]": "faults.kill: 'a:b' is not process:point:nth",
     "faults.kill=[a:b:0]": "is not process:point:nth",
+    "recipe.prompts=3": "recipe.prompts: must be a multiple of trainer.ranks = 2, got 3",
     "run_dir=${oc.env:HOME}": "run_dir: '${oc.env:HOME}' must be a plain value",
 }
 

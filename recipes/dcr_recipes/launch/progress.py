@@ -7,7 +7,8 @@ from rich.console import Console
 from dcr_recipes.summary import MetricsLog, Row
 
 _HEADER = (
-    f"{'step':>9} {'reward':>8} {'changed':>9} {'sent':>10} {'of dense':>10} {'refit':>8} {'version':>8}"
+    f"{'step':>7} {'reward':>8} {'changed':>9} {'sent':>9} {'of dense':>9} {'refit':>8} {'version':>8}"
+    f" {'differing':>10}"
 )
 
 
@@ -22,19 +23,19 @@ def size(num_bytes: float) -> str:
 
 def step_line(row: Row, num_steps: int) -> str:
     """One step's figures, aligned under the header."""
-    changed = 100 * row["refit/changed_fraction"]
-    step = f"{row['step']}/{num_steps}"
-    version = f"v{row['version']}"
-    line = (
-        f"{step:>9} {row['reward/mean']:>8.4f} {changed:>8.3f}% {size(row['refit/payload_bytes']):>10}"
-        f" {size(row['refit/dense_bytes']):>10} {_seconds(row['refit/seconds']):>8} {version:>8}"
-    )
+    changed = row["refit/changed_fraction"]
     differing = row.get("verify/differing_bits")
-    if differing is not None:
-        line += f"  {differing} differing bits"
-    if changed == 0:
-        line += "  (nothing changed)"
-    return line
+    cells = (
+        f"{row['step']}/{num_steps}".rjust(7),
+        f"{row['reward/mean']:>8.4f}",
+        f"{100 * changed:>8.3f}%",
+        f"{size(row['refit/payload_bytes']):>9}",
+        f"{size(row['refit/dense_bytes']):>9}",
+        f"{_seconds(row['refit/seconds']):>8}",
+        f"v{row['version']}".rjust(8),
+        ("-" if differing is None else f"{differing} bits").rjust(10),
+    )
+    return " ".join(cells) + ("  nothing changed" if changed == 0 else "")
 
 
 def _seconds(value: float | None) -> str:

@@ -12,11 +12,10 @@ from dcr.refit import Refit
 from dcr.transport.peers import Peers
 from dcr_adapters.fsdp import FsdpShards
 from dcr_adapters.hf.remote import RemoteRuntime
-from dcr_recipes.config import RunConfig
 from dcr_recipes.delta import DeltaRefitter
 from dcr_recipes.dense import DenseRefitter
-from dcr_recipes.grpo.rollout import RolloutClient
-from dcr_recipes.grpo.settings import GrpoSettings, ModelSizes
+from dcr_recipes.grpo.rollout import over_http
+from dcr_recipes.grpo.settings import ModelSizes, settings_of
 from dcr_recipes.grpo.training import GrpoTraining, assemble
 from dcr_recipes.loop import Loop, Recorder, Refitter
 from dcr_recipes.processes.border import PARENT, Context, enter
@@ -36,7 +35,7 @@ def main(context: Context) -> None:
     join_group(context)
     try:
         runtimes = {name: _runtime(context, name) for name in runtime_names(context.config)}
-        training = _training(context, runtimes)
+        training = _training(context)
         Loop(
             training,
             _refitter(context, training, runtimes),
@@ -63,39 +62,19 @@ def join_group(context: Context) -> None:
     )
 
 
-def grpo_settings(config: RunConfig) -> GrpoSettings:
-    """The recipe's part of the configuration."""
-    recipe = config.recipe
-    return GrpoSettings(
-        seed=config.seed,
-        lr=config.lr,
-        weight_decay=recipe.weight_decay,
-        clip_low=recipe.clip_low,
-        clip_high=recipe.clip_high,
-        num_prompts=recipe.prompts,
-        group_size=recipe.group_size,
-        prompt_tokens=recipe.prompt_tokens,
-        response_tokens=recipe.response_tokens,
-    )
-
-
 def _runtime(context: Context, name: str) -> RemoteRuntime:
     return RemoteRuntime(Peers(context.folder.endpoints), name)
 
 
-def _training(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> GrpoTraining:
-    settings = grpo_settings(context.config)
-    client = RolloutClient(
-        [(name, runtime.generate) for name, runtime in runtimes.items()],
-        max_new_tokens=settings.response_tokens,
-        temperature=settings.temperature,
-    )
+def _training(context: Context) -> GrpoTraining:
+    settings = settings_of(context.config)
+    rollouts = over_http(Peers(context.folder.endpoints), runtime_names(context.config), settings)
     return assemble(
         settings,
         ModelSizes(),
         checkpoints=context.folder.checkpoints,
         run=context.run,
-        rollouts=client if context.index == 0 else None,
+        rollouts=rollouts if context.index == 0 else None,
     )
 
 
