@@ -74,7 +74,7 @@ def test_a_run_that_could_leave_its_keys_is_refused(store: HeldStore, run: str) 
 
 
 def test_foreign_keys_are_no_payloads(store: HeldStore) -> None:
-    """Also 00/01, which would be a second name of (0, 1) and defeat deduplication."""
+    """Also 00/1, which would be a second name of (0, 1) and defeat deduplication."""
     for name in ("0/x", "x/0", "00/1", "0/01", "0/2/3", "1_0/0", "0/1.tmp", "7"):
         store.put(f"{RUN}/payload/1-1/{name}", b"?")
     assert list(ObjectTransport(store, RUN).fetch(TAU, ())) == []
@@ -142,8 +142,10 @@ def test_a_failed_operation_does_not_keep_an_attempt_busy(store: HeldStore) -> N
     ):
         with pytest.raises(StoreError, match="full"):
             act()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(end.stop_and_wait, TAU).result(timeout=60)
+    stopping = threading.Thread(target=end.stop_and_wait, args=(TAU,), daemon=True)
+    stopping.start()
+    stopping.join(timeout=10)
+    assert not stopping.is_alive()
 
 
 def test_a_close_that_failed_may_be_repeated_but_nothing_else(store: HeldStore) -> None:

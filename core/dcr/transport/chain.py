@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dcr.errors import IntegrityError, MissingObject, PayloadError
-from dcr.model import CommitRecord, Manifest, from_json
+from dcr.model import AttemptId, CommitRecord, Manifest, from_json
 from dcr.transport.base import Archive
 
 
@@ -19,13 +19,15 @@ def chain(archive: Archive, record: CommitRecord) -> list[Manifest]:
         IntegrityError: one is missing or damaged, or does not continue its parent.
         StoreError: the store failed; nothing is lost, try again.
     """
-    manifests = [_read(archive, record.version, record.manifest)]
-    _check_head(record, manifests[0])
-    while (parent := manifests[-1].parent) is not None:
-        attempt, digest = parent
-        child = manifests[-1]
-        manifests.append(_read(archive, child.parent_version, digest))
-        _check_link(child, manifests[-1], attempt == manifests[-1].attempt)
+    child = _read(archive, record, record.version, record.manifest)
+    require(record.version, "the record's manifest", attempt=(child.attempt, record.attempt))
+    manifests = [child]
+    while child.parent is not None:
+        attempt, digest = child.parent
+        parent = _read(archive, record, child.attempt.version - 1, digest)
+        _check_link(child, parent, attempt)
+        manifests.append(parent)
+        child = parent
     if not manifests[-1].overwrite_only:
         raise IntegrityError(f"version {manifests[-1].attempt.version}: the anchor is not overwrite only")
     return manifests[::-1]
@@ -53,34 +55,28 @@ def require(version: int, what: str, /, **pairs: tuple[object, object]) -> None:
             raise IntegrityError(f"version {version}: {what} has {field} {found}, wanted {wanted}")
 
 
-def _read(archive: Archive, version: int, digest: str) -> Manifest:
-    with proven(version, f"manifest {digest}"):
-        return from_json(Manifest, archive.get_object("manifest", digest))
-
-
-def _check_head(record: CommitRecord, head: Manifest) -> None:
+def _read(archive: Archive, record: CommitRecord, version: int, digest: str) -> Manifest:
+    what = f"manifest {digest}"
+    with proven(version, what):
+        manifest = from_json(Manifest, archive.get_object("manifest", digest))
     require(
-        record.version,
-        "the record's manifest",
-        run=(head.run, record.run),
-        attempt=(head.attempt, record.attempt),
-        version=(head.attempt.version, record.version),
-        catalogue=(head.catalogue, record.catalogue),
+        version,
+        what,
+        version=(manifest.attempt.version, version),
+        run=(manifest.run, record.run),
+        catalogue=(manifest.catalogue, record.catalogue),
     )
+    return manifest
 
 
-def _check_link(child: Manifest, parent: Manifest, attempt_agrees: bool) -> None:
-    require(
-        child.parent_version,
-        "the parent manifest",
-        run=(parent.run, child.run),
-        version=(parent.attempt.version, child.parent_version),
-        catalogue=(parent.catalogue, child.catalogue),
-        agreement=(attempt_agrees, True),
-    )
+def _check_link(child: Manifest, parent: Manifest, named: AttemptId) -> None:
     require(
         child.attempt.version,
         "the manifest",
-        parent_version=(child.parent_version, child.attempt.version - 1),
-        order=(parent.attempt.number < child.attempt.number, True),
+        parent_version=(child.parent_version, parent.attempt.version),
+        parent_attempt=(named, parent.attempt),
     )
+    if parent.attempt.number >= child.attempt.number:
+        raise IntegrityError(
+            f"version {child.attempt.version}: attempt {child.attempt} does not follow {parent.attempt}"
+        )

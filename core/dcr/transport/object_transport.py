@@ -94,9 +94,7 @@ class ObjectTransport:
         for key in keys:
             owner, _, sequence = key.removeprefix(prefix).partition("/")
             if owner.isdecimal() and sequence.isdecimal():
-                number = (int(owner), int(sequence))
-                if key == payload_key(self._run, attempt, *number):  # 01 would be a second name of 1
-                    found.add(number)
+                found.add((int(owner), int(sequence)))
         return found
 
     def _check_live(self, attempt: AttemptId) -> None:

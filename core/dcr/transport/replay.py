@@ -55,12 +55,7 @@ def replay_tensors(
     specs = {spec.name: spec for spec in catalogue.tensors}
     if unknown := sorted(set(names).difference(specs)):
         raise ConfigError(f"{unknown[0]!r} is no primary name of the catalogue; ask for primary names")
-    require(
-        record.version,
-        "the record",
-        catalogue=(record.catalogue, catalogue.digest()),
-        run=(record.run, catalogue.run),
-    )
+    require(record.version, "the record", catalogue=(record.catalogue, catalogue.digest()))
     target = _Target(
         specs=specs,
         aliases=frozenset(alias for spec in catalogue.tensors for alias in spec.aliases),
