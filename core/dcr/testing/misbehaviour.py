@@ -115,7 +115,7 @@ def swallows(runtime: ToyRuntime, name: str, weight: torch.Tensor) -> None:
 def through_numpy(runtime: ToyRuntime, name: str, weight: torch.Tensor) -> None:
     """Write where no dispatch hook can see it."""
     runtime.place(name, weight)
-    runtime.data("decay").numpy()[0] += 1
+    runtime.data("decay").numpy().view("u1")[0] += 1
 
 
 def hidden_cache(runtime: ToyRuntime, name: str, weight: torch.Tensor) -> None:

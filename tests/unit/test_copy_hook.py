@@ -1,0 +1,217 @@
+"""Loaders that break a condition of Table A.2: refused in advance, or the attempt fails, by name."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from dcr import observe
+from dcr.errors import AttemptFailed, UnsupportedPath
+from dcr.model import PathClass
+from dcr.receiver.apply import Applier
+from dcr.testing import misbehaviour as bad
+from dcr.testing.deltas import Version, changed_version, delta_items, payload_of, random_version
+from dcr.testing.native_loader_suite import dense_load, storage_bytes
+from dcr.testing.toy_runtime import Misbehaviour, ToyRuntime
+
+Q = "q.weight"
+
+IN_ADVANCE: list[tuple[Misbehaviour, str]] = [
+    (bad.no_copy, r"q\.weight: the loader copies nothing of it"),
+    (bad.half_copy, r"q\.weight: 8 of its 16 elements reach no destination"),
+    (bad.elsewhere, r"'qkv' are also written by"),
+    (bad.write_outside, r"q\.weight: .*add_.*'decay'.*only copy_ and constant fills"),
+    (bad.list_write, r"q\.weight: .*_foreach_mul_.*'down'"),
+    (bad.out_write, r"q\.weight: .*add\.out.*'qkv'"),
+    (bad.indexed_write, r"q\.weight: .*index_put_.*'qkv'"),
+    (bad.fill_live, r"'qkv' are also written by q\.weight with other contents"),
+    (bad.computed, r"q\.weight: .*'qkv': the source was computed"),
+    (bad.made_contiguous, r"q\.weight: .*'qkv': the source was computed"),
+    (bad.negated_view, r"q\.weight: .*lazily negated"),
+    (bad.changes_input, r"q\.weight: .*changes the tensor that was passed in"),
+    (bad.reinterpreted, r"q\.weight: the loader reads it as torch\.int16, not as bfloat16"),
+    (bad.conditional, r"q\.weight: .*decides by the values"),
+    (bad.set_storage, r"q\.weight: .*set_.*'down'"),
+    (bad.swallows, r"q\.weight: .*add_.*'decay'"),
+    (bad.hidden_cache, r"q\.weight: .*storage that resident\(\) does not list"),
+    (bad.raises, r"q\.weight: the loader raised RuntimeError: out of patience"),
+    (bad.rebinds, r"q\.weight: the loader rebinds resident 'down'.*put back now"),
+]
+
+
+@pytest.mark.parametrize(("misbehave", "reason"), IN_ADVANCE, ids=[m.__name__ for m, _ in IN_ADVANCE])
+def test_prewarm_refuses_in_advance(misbehave: Misbehaviour, reason: str) -> None:
+    runtime, old, _ = _loaded()
+    runtime.hostile[Q] = misbehave
+    before = storage_bytes(runtime)
+    with pytest.raises(UnsupportedPath, match=reason):
+        Applier(runtime, runtime.catalogue).prewarm()
+    assert storage_bytes(runtime) == before
+    del old
+
+
+def test_prewarm_notices_writes_past_the_hook() -> None:
+    runtime, _, _ = _loaded()
+    runtime.hostile[Q] = bad.through_numpy
+    with pytest.raises(UnsupportedPath, match="past the dispatch hook"):
+        Applier(runtime, runtime.catalogue).prewarm()
+
+
+def test_prewarm_refuses_unreached_parameters() -> None:
+    runtime, _, _ = _loaded()
+    runtime._tensors["stray"] = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+    with pytest.raises(UnsupportedPath, match="stray: no canonical tensor reaches this parameter"):
+        Applier(runtime, runtime.catalogue).prewarm()
+
+
+def test_prewarm_names_every_refused_tensor_and_the_remedy() -> None:
+    runtime, _, _ = _loaded()
+    runtime.hostile = {Q: bad.computed, "k.weight": bad.no_copy}
+    with pytest.raises(UnsupportedPath, match=r"2 tensors: k\.weight: .*q\.weight: .*Use dense refits"):
+        Applier(runtime, runtime.catalogue).prewarm()
+
+
+def test_copying_twice_takes_overwrites_only() -> None:
+    runtime, old, new = _loaded()
+    runtime.hostile[Q] = bad.second_copy
+    applier = Applier(runtime, runtime.catalogue)
+    classes = applier.prewarm()
+    assert classes[Q] is PathClass.OVERWRITE
+    applier.apply(payload_of(runtime.catalogue, delta_items(runtime.catalogue, old, new, classes)))
+    applier.check()
+    dense = ToyRuntime()
+    dense_load(dense, dense.catalogue, old)
+    dense_load(dense, dense.catalogue, new)
+    assert storage_bytes(runtime) == storage_bytes(dense)
+
+
+def test_rows_copied_one_by_one_take_xor() -> None:
+    runtime, old, new = _loaded()
+    runtime.hostile[Q] = bad.permuted_rows
+    applier = Applier(runtime, runtime.catalogue)
+    classes = applier.prewarm()
+    assert classes[Q] is PathClass.XOR
+    applier.apply(payload_of(runtime.catalogue, delta_items(runtime.catalogue, old, new, classes)))
+    applier.check()
+
+
+AT_RUN_TIME: list[tuple[Misbehaviour, str]] = [
+    (bad.second_copy, r"prewarm saw 1 copies of this tensor, not more"),
+    (bad.no_copy, r"q\.weight: the loader made 0 of 1 copies"),
+    (bad.half_copy, r"does not lie where prewarm saw it"),
+    (bad.elsewhere, r"does not lie where prewarm saw it"),
+    (bad.permuted_rows, r"does not lie where prewarm saw it"),
+    (bad.reinterpreted, r"does not lie where prewarm saw it"),
+    (bad.write_outside, r"'decay'.*only copy_"),
+    (bad.list_write, r"_foreach_mul_"),
+    (bad.out_write, r"add\.out"),
+    (bad.indexed_write, r"index_put_"),
+    (bad.fill_live, r"'qkv': it would overwrite live contents with 0"),
+    (bad.computed, r"the source was computed"),
+    (bad.made_contiguous, r"the source was computed"),
+    (bad.negated_view, r"lazily negated"),
+    (bad.changes_input, r"changes the tensor that was passed in"),
+    (bad.set_storage, r"'down'"),
+    (bad.swallows, r"'decay'.*only copy_"),
+    (bad.rebinds, r"resident 'down' was rebound"),
+]
+
+
+@pytest.mark.parametrize("xor", [True, False], ids=["xor", "overwrite"])
+@pytest.mark.parametrize(("misbehave", "reason"), AT_RUN_TIME, ids=[m.__name__ for m, _ in AT_RUN_TIME])
+def test_a_breach_fails_the_attempt_and_writes_nothing_else(
+    misbehave: Misbehaviour, reason: str, xor: bool
+) -> None:
+    runtime, old, new = _loaded()
+    applier = Applier(runtime, runtime.catalogue)
+    classes = applier.prewarm()
+    items = delta_items(runtime.catalogue, old, new, classes if xor else None)
+    runtime.hostile[Q] = misbehave
+    before = storage_bytes(runtime)
+    with pytest.raises(AttemptFailed, match=reason):
+        applier.apply(payload_of(runtime.catalogue, [item for item in items if item.name == Q]))
+    after = storage_bytes(runtime)
+    assert {name for name in before if after[name] != before[name]} <= {"qkv"}
+
+
+def test_retry_succeeds_once_the_loader_behaves() -> None:
+    runtime, old, new = _loaded()
+    applier = Applier(runtime, runtime.catalogue)
+    classes = applier.prewarm()
+    runtime.hostile["k.weight"] = bad.raises
+    with pytest.raises(RuntimeError, match="out of patience"):
+        applier.apply(payload_of(runtime.catalogue, delta_items(runtime.catalogue, old, new, classes)))
+    runtime.hostile.clear()
+    applier.begin()
+    applier.apply(payload_of(runtime.catalogue, delta_items(runtime.catalogue, old, new)), allow_xor=False)
+    applier.check()
+    dense = ToyRuntime()
+    dense_load(dense, dense.catalogue, new)
+    dense.data("padded")[5:] = 0
+    assert storage_bytes(runtime) == storage_bytes(dense)
+
+
+@pytest.mark.parametrize("stage", ["receiver.item.before", "receiver.item.copy", "receiver.item.after"])
+@pytest.mark.parametrize("at", range(6))
+def test_a_fault_at_any_item_is_repaired_by_overwrites(stage: str, at: int) -> None:
+    runtime, old, new = _loaded()
+    applier = Applier(runtime, runtime.catalogue)
+    mixed = payload_of(runtime.catalogue, delta_items(runtime.catalogue, old, new, applier.prewarm()))
+    with observe.listening(_fail_at(stage, at)), pytest.raises(KeyboardInterrupt):
+        applier.apply(mixed)
+    applier.begin()
+    applier.apply(payload_of(runtime.catalogue, delta_items(runtime.catalogue, old, new)), allow_xor=False)
+    applier.check()
+    dense = ToyRuntime()
+    dense_load(dense, dense.catalogue, new)
+    assert storage_bytes(runtime) == storage_bytes(dense)
+
+
+def test_cancelling_stops_between_items() -> None:
+    runtime, old, new = _loaded()
+    applier = Applier(runtime, runtime.catalogue)
+    items = delta_items(runtime.catalogue, old, new, applier.prewarm())
+    asked = iter([False, True])
+    with pytest.raises(AttemptFailed, match="was stopped before this item"):
+        applier.apply(payload_of(runtime.catalogue, items), cancelled=lambda: next(asked))
+    applier.begin()
+    applier.apply(payload_of(runtime.catalogue, items[1:]))  # the first was finished, the second not begun
+    applier.check()
+
+
+def test_a_check_sees_bits_that_change_afterwards() -> None:
+    runtime, old, new = _loaded()
+    applier = Applier(runtime, runtime.catalogue)
+    applier.apply(payload_of(runtime.catalogue, delta_items(runtime.catalogue, old, new, applier.prewarm())))
+    changed = np.flatnonzero(old[Q] != new[Q])
+    runtime.data("qkv").view(torch.int16).view(-1)[int(changed[0])] ^= 1
+    with pytest.raises(AttemptFailed, match=r"q\.weight: written bits have the audit digest"):
+        applier.check()
+
+
+def test_a_check_sees_a_wrong_cast() -> None:
+    runtime, old, new = _loaded()
+    applier = Applier(runtime, runtime.catalogue)
+    applier.apply(payload_of(runtime.catalogue, delta_items(runtime.catalogue, old, new, applier.prewarm())))
+    runtime.data("decay").view(torch.int32).bitwise_xor_(1)
+    with pytest.raises(AttemptFailed, match="decay: 'decay' does not hold the cast"):
+        applier.check()
+
+
+def _loaded() -> tuple[ToyRuntime, Version, Version]:
+    rng = np.random.default_rng(11)
+    runtime = ToyRuntime()
+    old = random_version(runtime.catalogue, rng)
+    dense_load(runtime, runtime.catalogue, old)
+    return runtime, old, changed_version(runtime.catalogue, old, rng, 0.5)
+
+
+def _fail_at(stage: str, at: int) -> Callable[[observe.Event], None]:
+    left = iter([False] * at + [True])
+
+    def listen(event: observe.Event) -> None:
+        if event.name == stage and next(left, False):
+            raise KeyboardInterrupt
+
+    return listen
