@@ -13,7 +13,6 @@ import zstandard
 from dcr.errors import PayloadError
 
 _ROW = struct.Struct("<IIQQ")
-_FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_WINDOW_BYTES = 1 << 27
 
 
@@ -94,7 +93,7 @@ def _decompress(frame: memoryview, row: _Row) -> bytes:
         # The library allocates what the frame's own header claims, whatever max_output_size says,
         # and reads no further than a header (or a skippable frame's) that claims nothing.
         claim = zstandard.frame_content_size(data)
-        if data[:4] != _FRAME_MAGIC or claim != row.raw_bytes or not claim:
+        if claim != row.raw_bytes or not claim:
             raise PayloadError(f"{where}: the table says {row.raw_bytes} bytes, its frame says {claim}")
         raw = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompress(
             data, max_output_size=row.raw_bytes, read_across_frames=False, allow_extra_data=False
