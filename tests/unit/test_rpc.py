@@ -228,6 +228,13 @@ def test_a_refused_connection_is_unreachable() -> None:
             client.call("fence", type(None))
 
 
+def test_a_url_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="not the url"):
+        Client("http://127.0.0.1:port")
+    with closing(Client("")) as client, pytest.raises(Unreachable):
+        client.call("fence", type(None))
+
+
 _DYING_SERVER = """
 import os, signal, threading
 from dcr.transport.rpc import serve

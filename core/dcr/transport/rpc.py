@@ -245,15 +245,17 @@ def serve(handlers: Handlers, *, host: str = "127.0.0.1", port: int = 0) -> RpcS
 
 
 class Client:
-    """Calls the methods of one server; safe to share between threads."""
+    """Calls the methods of one server; safe to share between threads. A bad url is a ConfigError."""
 
     def __init__(self, url: str, timeout_s: float = 60.0) -> None:
         self.url = url
         self._timeout_s = timeout_s
         # the environment's proxies are for the outside world, not for the processes of a run
-        self._http = httpx.Client(
-            base_url=url, trust_env=False, limits=httpx.Limits(max_connections=None), follow_redirects=False
-        )
+        limits = httpx.Limits(max_connections=None)
+        try:
+            self._http = httpx.Client(base_url=url, trust_env=False, limits=limits, follow_redirects=False)
+        except httpx.InvalidURL as err:
+            raise ConfigError(f"{url!r} is not the url of a process: {err}") from err
 
     def call(
         self, method: str, result_type: type[T], /, *, deadline_s: float | None = None, **params: object
