@@ -24,7 +24,7 @@ def ask(calls: tuple[Call, ...], deadline_s: float) -> Script[dict[str, Any]]:
         UnsupportedPath, IntegrityError, ConfigError: as a party raised it, with its name in front.
         AttemptFailed: a party failed or missed the deadline; the text names each with its cause.
     """
-    answers: dict[str, Answer] = yield Gather(calls, deadline_s)
+    answers = yield from try_all(calls, deadline_s)
     failed = failures(answers)
     if failed:
         raise_fatal(failed)
@@ -34,6 +34,8 @@ def ask(calls: tuple[Call, ...], deadline_s: float) -> Script[dict[str, Any]]:
 
 def try_all(calls: tuple[Call, ...], deadline_s: float) -> Script[dict[str, Answer]]:
     """Make all calls; failures come back as answers."""
+    if not calls:
+        return {}
     answers: dict[str, Answer] = yield Gather(calls, deadline_s)
     return answers
 

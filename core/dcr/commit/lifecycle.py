@@ -20,7 +20,7 @@ from dcr.errors import (
     RefitError,
     Unreachable,
 )
-from dcr.model import GENESIS, CommitRecord, ControlState, ReceiverReport, RunId, to_json
+from dcr.model import GENESIS, AttemptId, CommitRecord, ControlState, ReceiverReport, RunId, to_json
 
 logger = logging.getLogger(__name__)
 FIRST_EPOCH = 1
@@ -147,16 +147,25 @@ def admit(context: Context, receiver: str) -> Script[ReceiverReport]:
     """
     state = yield from read_state(context)
     record, config = state.record, context.config
-    report = yield from one(receiver, "settle", config.fence_deadline_s, record=record)
-    if not needs_restore(report, record.version, opened=False):
-        return report
-    attempt = max(record.attempt, report.fenced or record.attempt)
-    named = {"attempt": attempt, "record": record}
+    try:
+        return (yield from one(receiver, "settle", config.fence_deadline_s, record=record))
+    except Conflict as err:
+        logger.info("%s does not hold version %d and is restored: %s", receiver, record.version, err)
+    named = {"attempt": latest_attempt(state), "record": record}
     yield from one(receiver, "fence", config.fence_deadline_s, **named)
     report = yield from one(receiver, "restore", config.restore_deadline_s, **named)
     if needs_restore(report, record.version, opened=False):
         raise AttemptFailed(f"{receiver} is {report.state}({report.version}) after restore")
     return (yield from one(receiver, "settle", config.fence_deadline_s, record=record))
+
+
+def latest_attempt(state: ControlState) -> AttemptId:
+    """The last attempt that was handed out: no party obeys a later one."""
+    if state.active is not None:
+        return state.active.attempt
+    if state.number == state.record.attempt.number:
+        return state.record.attempt
+    return AttemptId(state.number, state.record.version + 1)  # it was abandoned
 
 
 def one(receiver: str, method: str, deadline_s: float, **params: object) -> Script[ReceiverReport]:
