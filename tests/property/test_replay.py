@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from tests.property.committed_history import amended, audit_of, changed, four_versions, rebuild, same
 
 from dcr import observe
 from dcr.codec import Item, decode_payload, encode_payload, payload_digest
@@ -15,18 +15,15 @@ from dcr.errors import ConfigError, IntegrityError, StoreError
 from dcr.model import (
     AttemptId,
     AuditDigest,
-    AuditTable,
     Catalogue,
     CommitRecord,
     Encoding,
     Manifest,
     PayloadRef,
     TensorSpec,
-    from_json,
     known_dtypes,
-    to_json,
 )
-from dcr.testing.history import History, Tensors, random_tensors, small_catalogue
+from dcr.testing.history import History, random_tensors
 from dcr.transport.chain import chain
 from dcr.transport.keys import payload_key
 from dcr.transport.memory import MemoryStore
@@ -48,21 +45,6 @@ def catalogues(draw: st.DrawFn) -> Catalogue:
         for i, name in enumerate(primaries)
     ]
     return Catalogue(run="0f" * 16, audit_key="5a" * 16, tensors=tuple(specs))
-
-
-def changed(tensors: Tensors, rng: np.random.Generator, rate: float) -> Tensors:
-    """Flip random bits of about ``rate`` of the elements."""
-    result = {}
-    for name, bits in tensors.items():
-        noise = rng.integers(0, 256, bits.nbytes, np.uint8).view(bits.dtype)
-        result[name] = np.where(rng.random(bits.size) < rate, bits ^ noise, bits).astype(bits.dtype)
-    return result
-
-
-def same(left: dict[str, NDArray[Any]], right: Tensors) -> bool:
-    return left.keys() == right.keys() and all(
-        left[name].dtype == right[name].dtype and np.array_equal(left[name], right[name]) for name in right
-    )
 
 
 @given(
@@ -92,29 +74,7 @@ def test_every_version_is_rebuilt(
 
 @pytest.fixture
 def history() -> History:
-    """Versions 0 (anchor), 1 (xor), 2 (overwrite), 3 (xor)."""
-    rng = np.random.default_rng(7)
-    result = History(MemoryStore(), small_catalogue())
-    tensors = random_tensors(result.catalogue, rng)
-    for encoding in (Encoding.OVERWRITE, Encoding.XOR, Encoding.OVERWRITE, Encoding.XOR):
-        result.commit(tensors, encoding=encoding)
-        tensors = changed(tensors, rng, 0.5)
-    return result
-
-
-def rebuild(history: History, record: CommitRecord | None = None) -> dict[str, NDArray[Any]]:
-    return replay(history.archive, record or history.records[-1], history.catalogue)
-
-
-def audit_of(history: History, version: int) -> AuditTable:
-    return from_json(AuditTable, history.archive.get_object("audit", history.records[version].audit))
-
-
-def amended(history: History, **fields: object) -> CommitRecord:
-    """The last version again, with these fields of its manifest changed."""
-    manifest = replace(history.manifests[-1], **fields)  # type: ignore[arg-type]
-    record = history.record(manifest, audit_of(history, len(history.records) - 1))
-    return replace(record, version=3, attempt=history.records[3].attempt)
+    return four_versions()
 
 
 def substitute(history: History, version: int, owner: int, data: bytes, *, listed: bool) -> CommitRecord:
@@ -228,60 +188,6 @@ def test_the_audit_table_covers_exactly_the_catalogue(history: History) -> None:
     for other in (table | {"more": AuditDigest(0, 0)}, {k: v for k, v in table.items() if k != "head"}):
         with pytest.raises(IntegrityError, match=r"disagree on (more|head)"):
             rebuild(history, history.record(history.manifests[3], other))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("run", "0" * 32),
-        ("attempt", AttemptId(version=3, number=8)),
-        ("attempt", AttemptId(version=4, number=9)),
-        ("catalogue", "0" * 32),
-        ("parent_version", 1),
-        ("parent_version", 3),
-    ],
-)
-def test_a_manifest_that_does_not_fit_is_refused(history: History, field: str, value: object) -> None:
-    """Already by its place in the chain, before any payload is read."""
-    record = amended(history, **{field: value})
-    with pytest.raises(IntegrityError, match=r"version \d"):
-        chain(history.archive, record)
-
-
-@pytest.mark.parametrize("version", [0, 1, 3])
-def test_a_parent_of_another_version_is_refused(history: History, version: int) -> None:
-    """Also if the manifest's own parent version says the same: no version may be skipped."""
-    parent = (history.records[version].attempt, history.records[version].manifest)
-    for parent_version in (2, version):
-        record = amended(history, parent=parent, parent_version=parent_version)
-        with pytest.raises(IntegrityError, match=r"has version|has parent_version"):
-            chain(history.archive, record)
-
-
-def test_a_parent_must_be_the_attempt_that_was_named(history: History) -> None:
-    parent = (AttemptId(version=2, number=5), history.records[2].manifest)
-    with pytest.raises(IntegrityError, match="has parent_attempt"):
-        chain(history.archive, amended(history, parent=parent))
-
-
-def test_attempts_must_rise_along_the_chain(history: History) -> None:
-    attempt = AttemptId(version=3, number=history.records[2].attempt.number)
-    record = replace(amended(history, attempt=attempt), attempt=attempt)
-    with pytest.raises(IntegrityError, match="3-6 does not follow 2-6"):
-        chain(history.archive, record)
-
-
-@pytest.mark.parametrize("field", ["run", "catalogue"])
-def test_an_older_manifest_of_elsewhere_is_refused(history: History, field: str) -> None:
-    other = replace(history.manifests[2], **{field: "0" * 32})  # type: ignore[arg-type]
-    digest = history.archive.put_object("manifest", to_json(other))
-    with pytest.raises(IntegrityError, match=f"version 2: manifest {digest} has {field}"):
-        chain(history.archive, amended(history, parent=(other.attempt, digest)))
-
-
-def test_a_later_version_is_not_taken_for_an_anchor(history: History) -> None:
-    with pytest.raises(IntegrityError, match="version 3: the anchor is not overwrite only"):
-        chain(history.archive, amended(history, parent=None))
 
 
 @pytest.mark.parametrize("field", ["run", "catalogue", "manifest", "attempt", "version"])
@@ -404,8 +310,3 @@ def test_what_is_read_can_be_watched(history: History) -> None:
         rebuild(history)
     assert events.count("replay.payload") == sum(len(m.payloads) for m in history.manifests)
     assert events[-1] == "replay.prove"
-
-
-def test_manifests_survive_their_wire_form(history: History) -> None:
-    for manifest in history.manifests:
-        assert from_json(Manifest, to_json(manifest)) == manifest
