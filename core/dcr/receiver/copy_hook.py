@@ -62,6 +62,12 @@ class LoaderHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch s
         self.failure: BaseException | None = None
         self.number_read: Any = None
 
+    @classmethod
+    @override
+    def _should_skip_dynamo(cls) -> bool:
+        """Loaders are not compiled: spare each operation torch's wrapper, and the process its import."""
+        return False
+
     @override
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
