@@ -1,5 +1,7 @@
 """Stored element types, by their Hugging Face checkpoint names, and the unsigned type of their bits."""
 
+from typing import Any
+
 import numpy as np
 
 from dcr.errors import ConfigError
@@ -10,7 +12,9 @@ _WIDTH_BYTES = {
     "int32": 4, "uint32": 4, "float32": 4,
     "int64": 8, "uint64": 8, "float64": 8,
 }  # fmt: skip
-_BITS = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_BITS: dict[int, np.dtype[np.unsignedinteger[Any]]] = {
+    1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")
+}  # fmt: skip
 
 
 def known_dtypes() -> tuple[str, ...]:
@@ -31,6 +35,6 @@ def width_bytes(dtype: str) -> int:
         raise ConfigError(f"dtype {dtype!r} is not supported; supported: {known}") from None
 
 
-def bits_dtype(dtype: str) -> np.dtype[np.unsignedinteger]:
+def bits_dtype(dtype: str) -> np.dtype[np.unsignedinteger[Any]]:
     """Little-endian unsigned numpy type that holds the stored bits of one ``dtype`` element."""
     return _BITS[width_bytes(dtype)]

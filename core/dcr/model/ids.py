@@ -18,7 +18,7 @@ class AttemptId:
     number: int
     version: int
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # type: ignore[explicit-override]  # typing.override is newer than 3.11
         return f"{self.version}-{self.number}"
 
 

@@ -10,7 +10,7 @@ class AuditDigest(NamedTuple):
     """Additive digest: ``total`` is a sum modulo 2^61 - 1, ``count`` its number of elements (B6)."""
 
     total: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls
 
 
 AuditTable: TypeAlias = dict[str, AuditDigest]
