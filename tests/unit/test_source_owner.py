@@ -226,9 +226,12 @@ class Paused:
             answer = self._pool.submit(other)
             running = self._owner._turn._running
             assert running is not None
-            while not running.cancelled:
+            for _ in range(5000):  # until the interrupt has reached the agent; without it the order is wrong
+                if running.cancelled:
+                    break
                 threading.Event().wait(0.001)
             self._go.set()
+            assert running.cancelled
         return construct, answer
 
 
