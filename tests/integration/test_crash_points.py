@@ -10,8 +10,8 @@ import pytest
 
 from dcr import observe
 from dcr.codec import decode_payload
-from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.context import TransitionReport
+from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.errors import OutcomeUnknown
 from dcr.model import ControlState, Encoding, Manifest, from_json
 from dcr.testing.world import RECEIVERS, World, crashing

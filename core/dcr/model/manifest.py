@@ -50,7 +50,7 @@ class Manifest:
     """Everything that leads from ``parent_version`` to ``attempt.version``; complete by construction.
 
     ``parent`` names the previous committed manifest by attempt and digest (None for the anchor),
-    which makes the committed payloads a chain. ``overwrite_only`` is true when every item is an absolute value.
+    which makes the committed payloads a chain. ``overwrite_only``: every item is an absolute value.
     """
 
     run: RunId

@@ -5,25 +5,25 @@ Payloads are not JSON: ``dcr.codec`` is the only parser of tensor bytes.
 
 import hashlib
 import json
-from collections.abc import Hashable
-from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from dcr.errors import PayloadError
 
 T = TypeVar("T")
+_adapters: dict[Any, TypeAdapter[Any]] = {}
 
 
-@cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def to_json(value: object) -> bytes:
     """Serialize a model dataclass canonically: sorted keys, no blanks, so equal values give equal bytes."""
-    plain = _adapter(cast("Hashable", type(value))).dump_python(value, mode="json")
+    plain = _adapter(type(value)).dump_python(value, mode="json")
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -34,7 +34,7 @@ def from_json(kind: type[T], data: bytes | str) -> T:
         PayloadError: the text is not JSON, a field is missing, unknown to the type, or mistyped.
     """
     try:
-        value: T = _adapter(cast("Hashable", kind)).validate_json(data, strict=True, extra="forbid")
+        value: T = _adapter(kind).validate_json(data, strict=True, extra="forbid")
     except ValidationError as err:
         first = err.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "document"
