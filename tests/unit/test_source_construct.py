@@ -2,18 +2,23 @@
 
 import subprocess
 import sys
+import weakref
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from dcr.audit import EMPTY
 from dcr.codec import Item
 from dcr.config import CodecConfig
 from dcr.errors import ConfigError, UnsupportedPath
 from dcr.indexmap import IndexMap
-from dcr.model import Encoding, PathClass
+from dcr.model import AttemptId, Encoding, PathClass
 from dcr.source import AffineTask, owned, owner_of, stable_hash
 from dcr.source.construct import MIB, buckets, chunks, emitted_names, refuse_unsupported, representation
+from dcr.source.publish import Converted, Lane, Work, publish_payloads
+from dcr.transport.memory import MemoryStore
+from dcr.transport.object_transport import ObjectTransport
 
 
 def task(name: str, num_elements: int = 4, replicas: tuple[int, ...] = (0,)) -> AffineTask:
@@ -110,3 +115,19 @@ def test_buckets_are_built_one_at_a_time() -> None:
     )
     next(packed)
     assert seen == ["0"]
+
+
+def test_a_published_bucket_is_freed_before_the_next_is_filled() -> None:
+    alive: list[weakref.ref[np.ndarray]] = []
+
+    def convert(one: AffineTask) -> Converted:
+        assert [ref() for ref in alive] == [None] * len(alive)
+        found = item(one.name)
+        alive.append(weakref.ref(found.values))
+        return Converted([found], (EMPTY, EMPTY), 1)
+
+    work = Work(AttemptId(1, 1), 0, [task(str(number)) for number in range(3)], convert, lambda: None)
+    codec = CodecConfig(chunk_mib=0, bucket_mib=0)
+    transport = ObjectTransport(MemoryStore(), "ab" * 16)
+    close = publish_payloads(work, Lane(0, "ab" * 16, "cd" * 16, (), codec, transport))
+    assert len(close.payloads) == len(alive) == 3

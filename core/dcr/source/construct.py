@@ -98,13 +98,19 @@ def buckets(tasks: Sequence[AffineTask], convert: Convert, codec: CodecConfig) -
     bucket: list[Item] = []
     num_bytes = 0
     for chunk in chunks(tasks, codec.chunk_mib * MIB):
-        emitted = [item for task in chunk for item in convert(task)]
-        if not emitted:
-            continue
-        bucket += emitted
-        num_bytes += source_bytes(chunk)
-        if num_bytes >= codec.bucket_mib * MIB:
-            yield tuple(bucket)
-            bucket, num_bytes = [], 0
+        held = len(bucket)
+        bucket.extend(item for task in chunk for item in convert(task))
+        if len(bucket) > held:
+            num_bytes += source_bytes(chunk)
+        if bucket and num_bytes >= codec.bucket_mib * MIB:
+            yield _taken(bucket)
+            num_bytes = 0
     if bucket:
-        yield tuple(bucket)
+        yield _taken(bucket)
+
+
+def _taken(bucket: list[Item]) -> tuple[Item, ...]:
+    """Empty the bucket into a tuple that only the caller holds."""
+    items = tuple(bucket)
+    bucket.clear()
+    return items

@@ -83,6 +83,7 @@ def publish_payloads(work: Work, lane: Lane) -> OwnerClose:
     for items in buckets(work.tasks, convert, lane.codec):
         work.check_live()
         refs.append(_publish(work, lane, len(refs), items))
+        del items  # or it would live on while the next bucket is filled
     audit = dict.fromkeys(lane.empty_names, EMPTY) | partials(work.tasks, digests)
     num_elements = sum(task.map.num_mapped for task in work.tasks)
     return OwnerClose(
