@@ -42,7 +42,6 @@ class Applier:
         self._loader = loader
         self._catalogue = catalogue
         self._specs = specs_by_name(catalogue)
-        self._primary = {spec.name for spec in catalogue.tensors}
         self._scratch = Scratch.for_tensors(catalogue.tensors)
         self._table: PlacementTable | None = None
         self._residents = Residents({})
@@ -92,10 +91,10 @@ class Applier:
         """
         self.validate(payload, allow_xor=allow_xor)
         self._require_unmoved()
-        placed = [item for item in payload.items if item.num_entries and self._members(item.name)]
+        placed = [item for item in payload.items if item.num_entries and not self._skipped(item.name)]
         self._load(placed, cancelled)
         self._require_unmoved()
-        skipped = sum(not self._members(item.name) for item in payload.items)
+        skipped = sum(self._skipped(item.name) for item in payload.items)
         return ApplyStats(len(payload.items), skipped, sum(item.num_entries for item in placed))
 
     def synchronize(self) -> None:
@@ -131,14 +130,16 @@ class Applier:
             )
         self._prove(tensors, table)
 
-    def _members(self, name: str) -> tuple[str, ...]:
-        """The names tied to primary ``name`` that this rank's loader places."""
-        spec = self._specs[name]
-        return tuple(n for n in (spec.name, *spec.aliases) if not self.placement.skipped(n))
+    def _skipped(self, name: str) -> bool:
+        return self.placement.skipped(name)
+
+    def _placed_names(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Every name that this rank's loader places, tied names on their own."""
+        return ((name, spec) for name, spec in self._specs.items() if not self._skipped(name))
 
     def _validate(self, item: Item, *, allow_xor: bool) -> None:
-        if item.name not in self._primary:
-            raise AttemptFailed(f"{item.name}: not a primary name of the catalogue")
+        if item.name not in self._specs:
+            raise AttemptFailed(f"{item.name}: the catalogue has no such tensor")
         spec = self._specs[item.name]
         if (tuple(item.shape), item.dtype) != (spec.shape, spec.dtype):
             raise AttemptFailed(
@@ -197,34 +198,31 @@ class Applier:
             spec = self._specs[item.name]
             self._scratch.fill(spec, item.encoding, item.locations, item.values)
             try:
-                for name in self._members(item.name):
-                    hook.begin(name, item.encoding, self.placement.copies[name])
-                    yield name, self._scratch.view(spec)
-                    hook.end()
+                hook.begin(item.name, item.encoding, self.placement.copies[item.name])
+                yield item.name, self._scratch.view(spec)
+                hook.end()
             finally:
                 self._scratch.clear(spec, item.locations)
             observe.point("receiver.item.after", tensor=item.name, encoding=item.encoding.value)
         progress.finished = True
 
     def _dense(self, tensors: dict[str, Bits], cancelled: Cancelled) -> Iterator[tuple[str, torch.Tensor]]:
-        for spec in self._catalogue.tensors:
-            for name in self._members(spec.name):
-                if cancelled():
-                    raise AttemptFailed(f"{name}: the restore was stopped before this tensor")
-                yield name, dense_from_bits(spec, _bits_of(tensors, spec))
+        for name, spec in self._placed_names():
+            if cancelled():
+                raise AttemptFailed(f"{name}: the restore was stopped before this tensor")
+            yield name, dense_from_bits(spec, _bits_of(tensors, spec))
 
     def _prove(self, tensors: dict[str, Bits], table: AuditTable) -> None:
         resident = self.placement.audit_table(self._catalogue.audit_key)
-        for spec in self._catalogue.tensors:
-            for name in self._members(spec.name):
-                if name in resident and resident[name] != table.get(name):
-                    raise IntegrityError(
-                        f"{name}: restored bits have the audit digest {resident[name]}, "
-                        f"the record's table says {table.get(name)}"
-                    )
-                everything = torch.ones(spec.num_elements, dtype=torch.bool)
-                if where := casts_hold(self.placement, name, spec, _bits_of(tensors, spec), everything):
-                    raise IntegrityError(f"{name}: {where!r} does not hold the cast of the restored tensor")
+        for name, spec in self._placed_names():
+            if name in resident and resident[name] != table.get(name):
+                raise IntegrityError(
+                    f"{name}: restored bits have the audit digest {resident[name]}, "
+                    f"the record's table says {table.get(name)}"
+                )
+            everything = torch.ones(spec.num_elements, dtype=torch.bool)
+            if where := casts_hold(self.placement, name, spec, _bits_of(tensors, spec), everything):
+                raise IntegrityError(f"{name}: {where!r} does not hold the cast of the restored tensor")
 
     def _require_unmoved(self) -> None:
         if moved := self._residents.moved(self._loader.resident()):

@@ -18,7 +18,7 @@ from dcr.receiver.placement import PlacementTable, specs_by_name
 
 
 def check_items(table: PlacementTable, items: Sequence[Item]) -> None:
-    """Re-read every element that ``items`` wrote, at every name tied to the item's, on every replica.
+    """Re-read every element that ``items`` wrote, in every resident copy.
 
     Raises:
         AttemptFailed: a destination does not hold the target bits, or an item cannot be checked.
@@ -29,10 +29,9 @@ def check_items(table: PlacementTable, items: Sequence[Item]) -> None:
     specs = specs_by_name(table.catalogue)
     for name, written in by_name.items():
         spec = specs[name]
-        for member in (spec.name, *spec.aliases):
-            if not table.skipped(member):
-                _check_stored(table, member, spec, written)
-                _check_casts(table, member, spec, written)
+        if not table.skipped(name):
+            _check_stored(table, name, spec, written)
+            _check_casts(table, name, spec, written)
 
 
 def casts_hold(

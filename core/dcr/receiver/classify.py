@@ -12,8 +12,6 @@ from dcr.receiver.overlap import Overlaps, Write, find_overlaps
 from dcr.receiver.placement import PlacementTable, specs_by_name
 from dcr.receiver.ports import NativeLoader
 
-_RESTRICTION = list(PathClass)
-
 
 def classify(
     loader: NativeLoader, catalogue: Catalogue, traces: dict[str, Trace], *, streamable: bool
@@ -21,7 +19,7 @@ def classify(
     """Decide what each canonical tensor accepts; ``traces`` has every name, aliases included.
 
     XOR only if every copy keeps the representation, repeats no element and shares no byte with
-    another write. A primary name gets the most restrictive class of its tied names: one item feeds all.
+    another write. Tied names are classified, and sent, each on their own.
     """
     overlaps = find_overlaps(_writes(catalogue, traces))
     specs = specs_by_name(catalogue)
@@ -34,9 +32,6 @@ def classify(
             classes[name] = PathClass.REFUSED
         else:
             classes[name] = _path_class(name, trace, overlaps)
-    for spec in catalogue.tensors:
-        family = (classes[name] for name in (spec.name, *spec.aliases))
-        classes[spec.name] = max(family, key=_RESTRICTION.index)
     refusals.update(_unreached(loader.resident(), traces))
     copies = {name: tuple(trace.copies) for name, trace in traces.items()}
     return PlacementTable(catalogue, copies, classes, streamable, refusals)

@@ -47,25 +47,30 @@ def changed_version(catalogue: Catalogue, old: Version, rng: np.random.Generator
     return new
 
 
-def delta_item(key: str, spec: TensorSpec, encoding: Encoding, old: Bits, new: Bits) -> Item:
-    """What an owner of the whole tensor would send, with the digest of its target bits."""
+def delta_item(
+    key: str, spec: TensorSpec, encoding: Encoding, old: Bits, new: Bits, *, name: str = ""
+) -> Item:
+    """What an owner of the whole tensor would send, under a tied ``name`` if given."""
+    name = name or spec.name
     at = np.flatnonzero(old != new).astype(np.int64)
     values = old[at] ^ new[at] if encoding is Encoding.XOR else new[at]
-    digest = digest_at(key, spec.name, at, new[at])
-    return Item(spec.name, spec.shape, spec.dtype, encoding, at, values, digest)
+    digest = digest_at(key, name, at, new[at])
+    return Item(name, spec.shape, spec.dtype, encoding, at, values, digest)
 
 
 def delta_items(
     catalogue: Catalogue, old: Version, new: Version, classes: Classification | None = None
 ) -> list[Item]:
-    """One item for each changed tensor: XOR where ``classes`` allows it (None: overwrites only)."""
+    """One item for each changed tensor and tied name: XOR where ``classes`` allows it, else overwrites."""
     items = []
     for spec in catalogue.tensors:
-        xor = classes is not None and classes.get(spec.name) is PathClass.XOR
-        encoding = Encoding.XOR if xor else Encoding.OVERWRITE
-        item = delta_item(catalogue.audit_key, spec, encoding, old[spec.name], new[spec.name])
-        if item.num_entries:
-            items.append(item)
+        for name in (spec.name, *spec.aliases):
+            xor = classes is not None and classes.get(name) is PathClass.XOR
+            encoding = Encoding.XOR if xor else Encoding.OVERWRITE
+            before, after = old[spec.name], new[spec.name]
+            item = delta_item(catalogue.audit_key, spec, encoding, before, after, name=name)
+            if item.num_entries:
+                items.append(item)
     return items
 
 
