@@ -34,10 +34,15 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Publish the candidate of training step ``step`` as the version after ``parent_version``."""
+    """Publish the candidate of training step ``step`` as the version after ``parent_version``.
+
+    ``requester`` is the incarnation of trainer rank 0 that asks: once another one answers under
+    its name, nobody waits for this request any more. Empty: not known.
+    """
 
     step: int
     parent_version: int
+    requester: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,14 @@ from dcr.commit.rules import (
     check_acks,
     check_owners,
     check_parent,
+    check_requester,
     combine_classes,
     committed_already,
     join_audit,
     join_manifest,
     lagging,
     needs_restore,
+    not_presented,
     overwrites_only,
     warn_if_unchanged,
 )
@@ -51,6 +53,8 @@ from dcr.model import (
 )
 
 logger = logging.getLogger(__name__)
+LOOK_AGAIN_S = 0.02
+"""Ranks present their shares of a candidate within moments of one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def transition(context: Context, request: Request) -> Script[Outcome]:
 
 def attempt_once(context: Context, request: Request) -> Script[Committed]:
     """Collect, read, prepare, and carry one attempt to its commit; on failure stop it everywhere."""
-    reports = yield from collect(context, request.step)
+    reports = yield from collect(context, request)
     state = yield from read_state(context)
     if committed_already(request, state.record, reports):
         return Committed(state.record)
@@ -107,11 +111,24 @@ def attempt_once(context: Context, request: Request) -> Script[Committed]:
         raise
 
 
-def collect(context: Context, step: int) -> Script[list[OwnerReport]]:
-    """What each owner holds once it presents the candidate of ``step``, in rank order."""
-    calls = to_all(context.owners, "collect", step=step)
-    answers = yield from ask(calls, context.config.collect_deadline_s)
-    return [answers[target] for target in context.owners]
+def collect(context: Context, request: Request) -> Script[list[OwnerReport]]:
+    """What each owner holds once all of them present the candidate, in rank order.
+
+    Raises:
+        Conflict: the trainer restarted; it asks anew once it has resumed.
+        Unreachable: an owner presents no candidate of the step in time.
+    """
+    deadline_s = context.config.collect_deadline_s
+    waiting: list[str] = []
+    for _ in range(max(1, int(deadline_s / LOOK_AGAIN_S))):
+        answers = yield from ask(to_all(context.owners, "collect", step=None), deadline_s)
+        reports = [answers[target] for target in context.owners]
+        check_requester(request, reports)
+        waiting = not_presented(request, context.owners, reports)
+        if not waiting:
+            return reports
+        yield Pause(LOOK_AGAIN_S)
+    raise Unreachable(f"step {request.step} was not presented within {deadline_s} s by {', '.join(waiting)}")
 
 
 def carry_out(context: Context, prepared: ControlState, active: ActiveAttempt) -> Script[Committed]:

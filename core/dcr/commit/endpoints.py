@@ -42,7 +42,9 @@ class OwnerEndpoint(Protocol):
         """Find the changes against baseline v = record.version, publish them, close the list.
 
         Raises:
-            AttemptFailed: no candidate, a replaced attempt, or a retry that rebuilt other bits.
+            AttemptFailed: no candidate, or a stopped attempt.
+            Conflict: a replaced attempt.
+            IntegrityError: a retry rebuilt other bits: weights were written meanwhile (P5).
         """
         ...
 

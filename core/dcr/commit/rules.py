@@ -45,6 +45,21 @@ def candidate_of(step: int, reports: Sequence[OwnerReport]) -> CandidateId:
     return CandidateId(step, tuple(report.incarnation for report in reports), counters)
 
 
+def check_requester(request: Request, reports: Sequence[OwnerReport]) -> None:
+    """Raise Conflict once the trainer that asked is gone: its successor must not wait behind its request."""
+    if request.requester and reports[0].incarnation != request.requester:
+        raise Conflict(f"the trainer restarted; its request for step {request.step} is void")
+
+
+def not_presented(request: Request, targets: Sequence[str], reports: Sequence[OwnerReport]) -> list[str]:
+    """Owners that neither hold the candidate nor have folded it in already."""
+    return [
+        target
+        for target, report in zip(targets, reports, strict=True)
+        if report.step != request.step and report.baseline_version <= request.parent_version
+    ]
+
+
 def committed_already(request: Request, record: CommitRecord, reports: Sequence[OwnerReport]) -> bool:
     """Whether ``record`` is the commit of this very request (P10): an owner closed its attempt."""
     if record.version != request.parent_version + 1 or record.step != request.step:

@@ -41,10 +41,13 @@ class CoordinatorService:
         with self._lock:
             return self._resume(catalogue) if resume else self._create(catalogue)
 
-    def transition(self, step: int, parent_version: int) -> TransitionReport:
-        """Publish the candidate of ``step`` as ``parent_version`` + 1; see ``coordinator.transition``."""
+    def transition(self, step: int, parent_version: int, requester: str = "") -> TransitionReport:
+        """Publish the candidate of ``step`` as ``parent_version`` + 1; see ``coordinator.transition``.
+
+        ``requester`` is the incarnation of trainer rank 0, so that its successor need not wait.
+        """
         with self._lock:
-            script = transition(self._opened(), Request(step, parent_version))
+            script = transition(self._opened(), Request(step, parent_version, requester))
             outcome = self._driver.execute(script)
             manifest = from_json(
                 Manifest, self._driver.archive.get_object("manifest", outcome.record.manifest)

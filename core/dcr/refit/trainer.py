@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcr.commit.context import TransitionReport
-from dcr.commit.remote import HttpCaller, Party
+from dcr.commit.remote import HttpCaller
 from dcr.config import RefitConfig
 from dcr.errors import ConfigError, Conflict
 from dcr.model import Catalogue, CommitRecord, Manifest, digest_hex, from_json, new_nonce, to_json
@@ -59,6 +59,7 @@ class Refit:
         self._catalogue = _catalogue(site, source)
         self._caller = HttpCaller(site.peers)
         self._coordinator = site.coordinator(config.commit, self._caller)
+        self._incarnation = new_nonce()
         self._agent: OwnerAgent | None = None
         self._server: RpcServer | None = None
         self._record: CommitRecord | None = None
@@ -148,7 +149,7 @@ class Refit:
         return Baseline.load(self._trackers, tasks, audit_key=key)
 
     def _start(self, baseline: Baseline) -> None:
-        site, incarnation = self._site, new_nonce()
+        site, incarnation = self._site, self._incarnation
         site.archive.put_object("catalogue", to_json(self._catalogue))
         deadline = self._config.commit.collect_deadline_s
         setup = OwnerSetup(
@@ -176,7 +177,17 @@ class Refit:
 
     def _ask(self, step: int, parent: CommitRecord) -> TransitionReport:
         """Idempotent: a coordinator that died in between finds what it committed in the control plane."""
-        return _patient_transition(self._coordinator, step, parent, self._patience_s())
+        try:
+            return self._coordinator.patiently(
+                "transition",
+                TransitionReport,
+                self._patience_s(),
+                step=step,
+                parent_version=parent.version,
+                requester=self._incarnation,
+            )
+        except Conflict as err:
+            raise Conflict(f"step {step} on version {parent.version}: {err}; resume from the record") from err
 
     def _patience_s(self) -> float:
         commit = self._config.commit
@@ -206,14 +217,3 @@ class Refit:
 def _catalogue(site: Site, source: ShardSource) -> Catalogue:
     """Every rank makes the same one. The key is for accidents, not secrecy: it follows from the run id."""
     return Catalogue(site.run, digest_hex(f"audit key of run {site.run}".encode()), source.tensors())
-
-
-def _patient_transition(
-    coordinator: Party, step: int, parent: CommitRecord, patience_s: float
-) -> TransitionReport:
-    try:
-        return coordinator.patiently(
-            "transition", TransitionReport, patience_s, step=step, parent_version=parent.version
-        )
-    except Conflict as err:
-        raise Conflict(f"step {step} on version {parent.version}: {err}; resume from the record") from err

@@ -244,6 +244,12 @@ def serve(handlers: Handlers, *, host: str = "127.0.0.1", port: int = 0) -> RpcS
         raise ConfigError(f"port {port} is not in 0 .. 65535") from err
 
 
+def _reason(err: httpx.TransportError, timeout_s: float) -> str:
+    if isinstance(err, httpx.TimeoutException):
+        return f"{type(err).__name__} after {timeout_s} s"
+    return f"{type(err).__name__}: {err}"
+
+
 class Client:
     """Calls the methods of one server; safe to share between threads. A bad url is a ConfigError."""
 
@@ -278,8 +284,7 @@ class Client:
         try:
             answer = self._http.post(f"/{method}", content=body, timeout=timeout_s)
         except httpx.TransportError as err:
-            reason = f"{type(err).__name__}: {err}"
-            raise Unreachable(f"{self.url} did not answer {method} within {timeout_s} s ({reason})") from err
+            raise Unreachable(f"{self.url} did not answer {method}: {_reason(err, timeout_s)}") from err
         except httpx.DecodingError as err:
             raise PayloadError(f"{self.url} answered {method} with a body of unknown coding: {err}") from err
         if answer.status_code != 200:
