@@ -10,6 +10,7 @@ import threading
 import time
 
 from dcr import observe
+from dcr.codec import Limits
 from dcr.errors import AttemptFailed, ConfigError, Conflict
 from dcr.model import (
     ApplyAck,
@@ -23,9 +24,9 @@ from dcr.model import (
     from_json,
 )
 from dcr.receiver import rules
-from dcr.receiver.apply import Applier
 from dcr.receiver.ports import RequestGate
 from dcr.receiver.session import Session, as_refit_error
+from dcr.receiver.writer import Writer
 from dcr.transport.base import Archive, Transport
 from dcr.transport.replay import replay
 
@@ -36,7 +37,7 @@ class ReceiverAgent:
     def __init__(  # noqa: PLR0913 -- one collaborator each, all fixed for life
         self,
         name: str,
-        applier: Applier,
+        applier: Writer,
         gate: RequestGate,
         *,
         transport: Transport,
@@ -58,6 +59,7 @@ class ReceiverAgent:
         self._run = catalogue.run
         self._catalogue = catalogue
         self._catalogue_digest = catalogue.digest()
+        self._limits = Limits.of_catalogue(catalogue)
         self._classification = applier.prewarm()
         self._lock = threading.RLock()
         self._fence_lock = threading.Lock()
@@ -135,6 +137,7 @@ class ReceiverAgent:
                 attempt,
                 record,
                 xor_allowed=rules.may_xor(before),
+                limits=self._limits,
                 cancelled=lambda: self._is_cancelled(attempt),
             )
             observe.point("receiver.open_apply.after", attempt=str(attempt))
@@ -280,17 +283,7 @@ class ReceiverAgent:
         if self._is_cancelled(session.attempt):
             raise Conflict(f"attempt {session.attempt} was replaced while it was checked")
         self._standing = rules.completed(self._standing)
-        self._ack = ApplyAck(
-            receiver=self._name,
-            attempt=session.attempt,
-            manifest=digest,
-            num_payloads=session.num_payloads,
-            num_items=session.num_items,
-            num_skipped=session.num_skipped,
-            num_values=session.num_values,
-            apply_s=session.apply_s,
-            check_s=check_s,
-        )
+        self._ack = session.acknowledge(self._name, digest, check_s)
 
     def _synchronize_and_check(self) -> float:
         started = time.perf_counter()

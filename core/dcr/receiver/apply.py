@@ -1,6 +1,6 @@
 """Applies payloads, and restores versions, through the native loader (paper section 6, DESIGN R9-R13)."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,26 +17,13 @@ from dcr.receiver.ports import NativeLoader
 from dcr.receiver.prewarm import Prewarm
 from dcr.receiver.resident import Residents
 from dcr.receiver.scratch import Scratch
+from dcr.receiver.writer import ApplyStats, Cancelled, never
 
-Cancelled = Callable[[], bool]
-
-
-def never() -> bool:
-    """For callers that cannot be cancelled."""
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyStats:
-    """Items of one payload: ``num_items`` in all, of them ``num_skipped`` not placed here; values written."""
-
-    num_items: int
-    num_skipped: int
-    num_values: int
+__all__ = ["Applier", "ApplyStats", "never"]
 
 
 class Applier:
-    """One runtime rank's writer. ``prewarm`` first; never used by two threads at once."""
+    """A ``Writer`` over a native loader. ``prewarm`` first; never used by two threads at once."""
 
     def __init__(self, loader: NativeLoader, catalogue: Catalogue) -> None:
         self._loader = loader

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 
 from dcr import observe
-from dcr.codec import Payload, decode_payload
+from dcr.codec import Limits, Payload, decode_payload
 from dcr.errors import AttemptFailed, PayloadError, RefitError
-from dcr.model import AttemptId, CommitRecord, Manifest, PayloadRef
+from dcr.model import ApplyAck, AttemptId, CommitRecord, Manifest, PayloadRef
 from dcr.receiver import rules
-from dcr.receiver.apply import Applier
 from dcr.receiver.staging import Expectation, Staging
+from dcr.receiver.writer import Writer
 from dcr.transport.base import Transport
 
 _MAX_DAMAGED = 3
@@ -24,11 +24,12 @@ class Session:
 
     def __init__(
         self,
-        applier: Applier,
+        applier: Writer,
         attempt: AttemptId,
         record: CommitRecord,
         *,
         xor_allowed: bool,
+        limits: Limits,
         cancelled: Callable[[], bool],
     ) -> None:
         self.attempt = attempt
@@ -39,6 +40,7 @@ class Session:
         self.num_items = self.num_skipped = self.num_values = 0
         self.apply_s = 0.0
         self._applier = applier
+        self._limits = limits
         self._cancelled = cancelled
         self._staging = Staging(Expectation(record.run, attempt, record.version, record.catalogue))
         self._applied: dict[tuple[int, int], PayloadRef] = {}
@@ -78,6 +80,20 @@ class Session:
         """Why what was applied is not exactly what ``manifest`` lists; empty if it is."""
         return rules.mismatch(manifest, self._applied)
 
+    def acknowledge(self, receiver: str, manifest: str, check_s: float) -> ApplyAck:
+        """The answer to ``finish``, once everything is checked."""
+        return ApplyAck(
+            receiver=receiver,
+            attempt=self.attempt,
+            manifest=manifest,
+            num_payloads=self.num_payloads,
+            num_items=self.num_items,
+            num_skipped=self.num_skipped,
+            num_values=self.num_values,
+            apply_s=self.apply_s,
+            check_s=check_s,
+        )
+
     def _guarded(self, step: Callable[[], None]) -> None:
         if self.failure is not None:
             return
@@ -92,7 +108,7 @@ class Session:
     def _receive(self, ref: PayloadRef, data: bytes) -> None:
         try:
             with observe.span("receiver.decode", owner=ref.owner, sequence=ref.sequence):
-                payload = decode_payload(data)
+                payload = decode_payload(data, limits=self._limits)
         except PayloadError as err:
             self._count_damage(ref, err)
             return
