@@ -1,10 +1,11 @@
 """Loaders that break a condition of Table A.2: refused in advance, or the attempt fails, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 from dcr import observe
 from dcr.errors import AttemptFailed, UnsupportedPath
@@ -42,13 +43,12 @@ IN_ADVANCE: list[tuple[Misbehaviour, str]] = [
 
 @pytest.mark.parametrize(("misbehave", "reason"), IN_ADVANCE, ids=[m.__name__ for m, _ in IN_ADVANCE])
 def test_prewarm_refuses_in_advance(misbehave: Misbehaviour, reason: str) -> None:
-    runtime, old, _ = _loaded()
+    runtime, _, _ = _loaded()
     runtime.hostile[Q] = misbehave
     before = storage_bytes(runtime)
     with pytest.raises(UnsupportedPath, match=reason):
         Applier(runtime, runtime.catalogue).prewarm()
     assert storage_bytes(runtime) == before
-    del old
 
 
 def test_prewarm_notices_writes_past_the_hook() -> None:
@@ -215,3 +215,77 @@ def _fail_at(stage: str, at: int) -> Callable[[observe.Event], None]:
             raise KeyboardInterrupt
 
     return listen
+
+
+class Prefetching(ToyRuntime):
+    """Asks for the next tensor before it has copied the last, as a pipelined loader does."""
+
+    @override
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        held: tuple[str, torch.Tensor] | None = None
+        for step in weights:
+            if held is not None:
+                super().load([held])
+            held = step
+        if held is not None:
+            super().load([held])
+
+
+@pytest.mark.parametrize(
+    ("runtime", "streamable"),
+    [(ToyRuntime(), True), (ToyRuntime(batching=True), False), (Prefetching(), False)],
+    ids=["plain", "batching", "prefetching"],
+)
+def test_streaming_is_used_only_where_prewarm_proved_it(runtime: ToyRuntime, streamable: bool) -> None:
+    rng = np.random.default_rng(1)
+    old = random_version(runtime.catalogue, rng)
+    new = changed_version(runtime.catalogue, old, rng, 0.5)
+    dense_load(runtime, runtime.catalogue, old)
+    applier = Applier(runtime, runtime.catalogue)
+    classes = applier.prewarm()
+    assert applier.placement.streamable is streamable
+    applier.apply(payload_of(runtime.catalogue, delta_items(runtime.catalogue, old, new, classes)))
+    applier.check()
+    dense = ToyRuntime()
+    dense_load(dense, dense.catalogue, new)
+    assert storage_bytes(runtime) == storage_bytes(dense)
+
+
+def test_a_loader_that_starts_to_prefetch_fails_the_attempt() -> None:
+    runtime, old, new = _loaded()
+    applier = Applier(runtime, runtime.catalogue)
+    items = delta_items(runtime.catalogue, old, new, applier.prewarm())
+    runtime.__class__ = Prefetching
+    with pytest.raises(AttemptFailed, match="made 0 of 1 copies"):
+        applier.apply(payload_of(runtime.catalogue, items))
+
+
+def test_one_load_call_a_payload() -> None:
+    runtime, old, new = _loaded()
+    applier = Applier(runtime, runtime.catalogue)
+    items = delta_items(runtime.catalogue, old, new, applier.prewarm())
+    honest, calls = runtime.load, []
+
+    def counted(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        calls.append(1)
+        honest(weights)
+
+    runtime.load = counted  # type: ignore[method-assign]
+    applier.apply(payload_of(runtime.catalogue, items))
+    assert (len(items) > 5, len(calls)) == (True, 1)
+
+
+def test_views_are_fresh_for_each_item() -> None:
+    runtime, old, new = _loaded()
+    applier = Applier(runtime, runtime.catalogue)
+    items = delta_items(runtime.catalogue, old, new, applier.prewarm())
+    marked: list[bool] = []
+
+    def mark(runtime: ToyRuntime, name: str, weight: torch.Tensor) -> None:
+        marked.append(hasattr(weight, "shard_id"))
+        weight.shard_id = name  # type: ignore[attr-defined]
+        runtime.place(name, weight)
+
+    runtime.hostile = dict.fromkeys(("q.weight", "k.weight", "v.weight"), mark)
+    applier.apply(payload_of(runtime.catalogue, items))
+    assert marked == [False, False, False]
