@@ -3,8 +3,10 @@
 from dataclasses import dataclass, fields
 
 from dcr.errors import ConfigError
+from dcr.model import Catalogue
 
 _GIB = 1 << 30
+_TABLE_BYTES = 64 << 20
 _LARGEST = 1 << 48  # keeps every sum and product of declared sizes inside int64
 
 
@@ -22,6 +24,22 @@ class Limits:
     max_entries: int = 1 << 31
     max_dims: int = 16
     max_name_bytes: int = 1024
+
+    @classmethod
+    def of_catalogue(cls, catalogue: Catalogue) -> "Limits":
+        """The least that admits every honest payload of a run: no element is claimed twice in one.
+
+        A location takes at most as many bytes as its widest gap type, 8.
+        """
+        copies = [(spec, 1 + len(spec.aliases)) for spec in catalogue.tensors]
+        num_entries = sum(spec.num_elements * number for spec, number in copies)
+        num_bytes = sum(spec.num_bytes * number for spec, number in copies)
+        section = max(8 * num_entries, num_bytes) + _TABLE_BYTES
+        return cls(
+            max_payload_bytes=2 * section,
+            max_section_bytes=section,
+            max_entries=max(num_entries, 1),
+        )
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dcr import observe
 from dcr.audit import digest_tensor
-from dcr.codec import Item, Payload, decode_payload
+from dcr.codec import Item, Limits, Payload, decode_payload
 from dcr.errors import ConfigError, IntegrityError
 from dcr.model import (
     AuditTable,
@@ -60,11 +60,12 @@ def replay_tensors(
         specs=specs,
         aliases=frozenset(alias for spec in catalogue.tensors for alias in spec.aliases),
         bits={name: np.zeros(specs[name].num_elements, bits_dtype(specs[name].dtype)) for name in names},
+        limits=Limits.of_catalogue(catalogue),
     )
     anchor, *later = chain(archive, record)
     _apply_anchor(archive, anchor, target)
     for manifest in later:
-        for item in _items(archive, manifest):
+        for item in _items(archive, manifest, target.limits):
             _apply(manifest, item, target)
     with observe.span("replay.prove", version=record.version):
         _prove(archive, record, catalogue, target.bits)
@@ -78,16 +79,17 @@ class _Target:
     specs: dict[str, TensorSpec]
     aliases: frozenset[str]
     bits: Tensors
+    limits: Limits
 
 
-def _items(archive: Archive, manifest: Manifest) -> Iterator[Item]:
+def _items(archive: Archive, manifest: Manifest, limits: Limits) -> Iterator[Item]:
     """Every item of the manifest in declared order, one payload decoded at a time."""
     version = manifest.attempt.version
     for ref in manifest.payloads:
         with observe.span("replay.payload", version=version, owner=ref.owner, sequence=ref.sequence):
             what = f"payload {ref.sequence} of owner {ref.owner}, attempt {manifest.attempt},"
             with proven(version, what):
-                payload = decode_payload(archive.get_payload(manifest, ref))
+                payload = decode_payload(archive.get_payload(manifest, ref), limits=limits)
             _check_payload(manifest, ref, payload, what)
         yield from payload.items
 
@@ -109,7 +111,7 @@ def _check_payload(manifest: Manifest, ref: PayloadRef, payload: Payload, what: 
 def _apply_anchor(archive: Archive, anchor: Manifest, target: _Target) -> None:
     """Write the anchor and check that it writes every element of every wanted tensor."""
     written = {name: np.zeros(bits.size, np.bool_) for name, bits in target.bits.items()}
-    for item in _items(archive, anchor):
+    for item in _items(archive, anchor, target.limits):
         if _apply(anchor, item, target):
             written[item.name][item.locations] = True
     for name, mask in written.items():
