@@ -8,7 +8,7 @@ from dcr.commit.coordinator import transition
 from dcr.commit.driver import Driver
 from dcr.commit.lifecycle import FIRST_EPOCH, admit, already_exists, create_run, resume_run
 from dcr.config import CommitConfig
-from dcr.errors import ConfigError, MissingObject
+from dcr.errors import ConfigError, MissingObject, Unreachable
 from dcr.model import Catalogue, CommitRecord, Manifest, ReceiverReport, from_json, new_nonce
 
 
@@ -109,5 +109,5 @@ class CoordinatorService:
 
     def _opened(self) -> Context:
         if self._context is None:
-            raise ConfigError("the run is not open yet; call open_run first")
+            raise Unreachable("this coordinator has not opened the run; call open_run first")
         return self._context

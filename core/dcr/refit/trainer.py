@@ -16,7 +16,7 @@ from pathlib import Path
 from dcr.commit.context import TransitionReport
 from dcr.commit.remote import HttpCaller
 from dcr.config import RefitConfig
-from dcr.errors import ConfigError, Conflict
+from dcr.errors import ConfigError, Conflict, Unreachable
 from dcr.model import Catalogue, CommitRecord, Manifest, digest_hex, from_json, new_nonce, to_json
 from dcr.refit.site import Site, find_record, owner_name
 from dcr.source.baseline import Baseline
@@ -177,17 +177,32 @@ class Refit:
 
     def _ask(self, step: int, parent: CommitRecord) -> TransitionReport:
         """Idempotent: a coordinator that died in between finds what it committed in the control plane."""
-        try:
-            return self._coordinator.patiently(
-                "transition",
-                TransitionReport,
-                self._patience_s(),
-                step=step,
-                parent_version=parent.version,
-                requester=self._incarnation,
-            )
-        except Conflict as err:
-            raise Conflict(f"step {step} on version {parent.version}: {err}; resume from the record") from err
+        end = time.monotonic() + self._patience_s()
+        while True:
+            left_s = max(end - time.monotonic(), 1.0)
+            try:
+                return self._coordinator.now(
+                    "transition",
+                    TransitionReport,
+                    left_s,
+                    step=step,
+                    parent_version=parent.version,
+                    requester=self._incarnation,
+                )
+            except Conflict as err:
+                message = f"step {step} on version {parent.version}: {err}; resume from the record"
+                raise Conflict(message) from err
+            except Unreachable:
+                if time.monotonic() > end:
+                    raise
+            self._open_again()
+
+    def _open_again(self) -> None:
+        """Have a restarted coordinator take the run over, if it has not done so by itself."""
+        deadline = self._config.commit.collect_deadline_s
+        self._coordinator.patiently(
+            "open_run", CommitRecord, deadline, resume=True, catalogue=self._catalogue
+        )
 
     def _patience_s(self) -> float:
         commit = self._config.commit
