@@ -6,7 +6,6 @@ from dcr.config import CommitConfig
 from dcr.errors import Unreachable
 from dcr.model import CommitRecord, new_nonce
 from dcr.receiver.agent import ReceiverAgent
-from dcr.receiver.apply import Applier
 from dcr.receiver.ports import NativeLoader, RequestGate
 from dcr.refit.site import Site, find_record
 
@@ -35,6 +34,8 @@ def compose_receiver(
     Raises:
         UnsupportedPath: the loader cannot take this catalogue's tensors exactly.
     """
+    from dcr.receiver.apply import Applier  # needs torch, which trainers' tools and coordinators may lack
+
     catalogue = site.catalogue(record)
     return ReceiverAgent(
         name,
