@@ -53,6 +53,17 @@ def span(name: str, **fields: object) -> Iterator[None]:
         _emit(Event(name, start, time.perf_counter_ns(), fields))
 
 
+@contextmanager
+def stage(name: str, **fields: object) -> Iterator[None]:
+    """Mark ``name.before`` and, when the block ends without error, ``name.after``.
+
+    For stages that someone watches from their start on, or in which a fault may be injected.
+    """
+    point(f"{name}.before", **fields)
+    yield
+    point(f"{name}.after", **fields)
+
+
 def _emit(event: Event) -> None:
     for listener in tuple(_listeners):
         listener(event)

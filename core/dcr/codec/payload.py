@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dcr import observe
 from dcr.codec.head import HEAD_BYTES, Head, PayloadId, check_identity, read_head, write_payload
 from dcr.codec.item import Item, check_item
 from dcr.codec.limits import Limits
@@ -116,7 +117,8 @@ def _encode(items: Sequence[Item], identity: PayloadId, level: int) -> bytes:
     for kind, raw in sections:
         if len(raw) > limits.max_section_bytes:
             raise _too_large(f"{len(raw)} bytes of {kind.name}")
-    body = write_sections(sections, level)
+    with observe.span("owner.compress", owner=identity.owner, sequence=identity.sequence):
+        body = write_sections(sections, level)
     if HEAD_BYTES + len(body) > limits.max_payload_bytes:
         raise _too_large(f"{len(body)} bytes")
     raw_bytes = sum(len(raw) for _, raw in sections)

@@ -279,17 +279,17 @@ class ReceiverAgent:
             raise AttemptFailed(
                 f"attempt {session.attempt}: payloads are not those of the manifest: {reason}"
             )
-        check_s = self._synchronize_and_check()
+        check_s = self._synchronize_and_check(session.attempt)
         if self._is_cancelled(session.attempt):
             raise Conflict(f"attempt {session.attempt} was replaced while it was checked")
         self._standing = rules.completed(self._standing)
         self._ack = session.acknowledge(self._name, digest, check_s)
 
-    def _synchronize_and_check(self) -> float:
+    def _synchronize_and_check(self, attempt: AttemptId) -> float:
         started = time.perf_counter()
         try:
             self._applier.synchronize()
-            with observe.span("receiver.check"):
+            with observe.span("receiver.check", attempt=str(attempt)):
                 self._applier.check()
         except Exception as err:
             raise as_refit_error(err, "the check could not run") from err

@@ -94,6 +94,9 @@ class Session:
             check_s=check_s,
         )
 
+    def _where(self, owner: int, sequence: int) -> dict[str, object]:
+        return {"attempt": str(self.attempt), "owner": owner, "sequence": sequence}
+
     def _guarded(self, step: Callable[[], None]) -> None:
         if self.failure is not None:
             return
@@ -107,14 +110,15 @@ class Session:
 
     def _receive(self, ref: PayloadRef, data: bytes) -> None:
         try:
-            with observe.span("receiver.decode", owner=ref.owner, sequence=ref.sequence):
+            with observe.span("receiver.decode", **self._where(ref.owner, ref.sequence)):
                 payload = decode_payload(data, limits=self._limits)
         except PayloadError as err:
             self._count_damage(ref, err)
             return
         if self._staging.full:
             self._drain()
-        self._staging.admit(payload, len(data))
+        with observe.span("receiver.stage", **self._where(ref.owner, ref.sequence)):
+            self._staging.admit(payload, len(data))
 
     def _count_damage(self, ref: PayloadRef, err: PayloadError) -> None:
         """A damaged payload is fetched again by later pumps, a few times, then the attempt fails."""
@@ -133,7 +137,7 @@ class Session:
         observe.point("receiver.payload.before", owner=key[0], sequence=key[1])
         self.wrote = self.wrote or any(item.num_entries for item in payload.items)
         started = time.perf_counter()
-        with observe.span("receiver.apply", owner=key[0], sequence=key[1], num_items=len(payload.items)):
+        with observe.span("receiver.apply", **self._where(*key), num_items=len(payload.items)):
             stats = self._applier.apply(payload, allow_xor=self.xor_allowed, cancelled=self._cancelled)
         self.apply_s += time.perf_counter() - started
         self.num_items += stats.num_items

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dcr import observe
 from dcr.config import CodecConfig
 from dcr.errors import AttemptFailed, ConfigError, Conflict, IntegrityError, Unreachable
 from dcr.model import (
@@ -276,9 +277,10 @@ class OwnerAgent:
 
     def _fold(self, candidate: Candidate, record: CommitRecord) -> None:
         baseline = self._baseline
-        changes = self._converter.fold_changes(record.version)
-        baseline.fold_in(record.version, candidate.digests, changes)
-        require_committed_bits(candidate.closes[record.attempt], baseline)
+        with observe.span("owner.fold_in", attempt=str(record.attempt), version=record.version):
+            changes = self._converter.fold_changes(record.version)
+            baseline.fold_in(record.version, candidate.digests, changes)
+            require_committed_bits(candidate.closes[record.attempt], baseline)
         with self._changed:
             self._candidate, self._folded = None, record
             self._changed.notify_all()
