@@ -1,17 +1,43 @@
 """``refit=dcr``: the trainer's loop on top of ``dcr.Refit``."""
 
+import logging
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from dcr.errors import AttemptFailed, Conflict, Unreachable
 from dcr.refit import Refit, SyncReport
 from dcr_recipes.loop import Figures, Position
+from dcr_recipes.verify import Status
+
+logger = logging.getLogger(__name__)
+_PATIENCE_S = 120.0
+_PAUSE_S = 0.2
+
+
+class Serving(Protocol):
+    """A runtime instance and its place in the run."""
+
+    def status(self) -> Status:
+        """Answer without waiting."""
+        ...
+
+    def admit(self) -> object:
+        """Have the coordinator bring it to the committed version, restored and proven if need be."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaRefitter:
-    """One rank's refit. ``resume``: whatever run the run folder holds is ours to take over."""
+    """One rank's refit. ``resume``: whatever run the run folder holds is ours to take over.
+
+    ``instances`` are asked by rank 0 only and are empty elsewhere.
+    """
 
     refit: Refit
     resume: bool
+    instances: Mapping[str, Serving]
 
     def open(self) -> Position:
         """Join the run; all ranks get rank 0's answer, which no transition can overtake any more."""
@@ -24,7 +50,9 @@ class DeltaRefitter:
         return Position(*position.tolist())
 
     def serve(self, version: int) -> None:
-        """Nothing to do: runtimes come to the committed version by themselves, and rollouts wait for them."""
+        """Have instances repaired that a transition whose candidate is gone has left closed (P5)."""
+        for name, instance in self.instances.items():
+            bring_to(name, instance, version)
 
     def sync(self, step: int, parent: int) -> Figures:
         """Publish the changed bits."""
@@ -33,6 +61,29 @@ class DeltaRefitter:
     def last(self) -> Figures:
         """Figures of the committed version, from the archive."""
         return _figures(self.refit.last())
+
+
+def bring_to(name: str, instance: Serving, version: int) -> None:
+    """Return when ``instance`` serves ``version``, or is away: a restarted one asks for itself.
+
+    Raises:
+        Unreachable: it can be reached, but was not brought to ``version`` in time.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            status = instance.status()
+        except Unreachable:
+            return
+        if status.is_open and status.version == version:
+            return
+        try:
+            instance.admit()
+        except (AttemptFailed, Conflict, Unreachable) as err:
+            logger.warning("%s is not at version %d yet: %s", name, version, err)
+            if time.monotonic() >= end:
+                raise Unreachable(f"{name} was not brought to version {version}: {err}") from err
+            time.sleep(_PAUSE_S)
 
 
 def _figures(report: SyncReport) -> Figures:

@@ -2,16 +2,19 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from dcr.model import ReceiverReport
 from dcr.refit import Refit
 from dcr.transport.peers import Peers
 from dcr_adapters.fsdp import FsdpShards
 from dcr_adapters.hf.remote import RemoteRuntime
+from dcr_adapters.hf.worker import RuntimeStatus
 from dcr_recipes.delta import DeltaRefitter
 from dcr_recipes.dense import DenseRefitter
 from dcr_recipes.grpo.rollout import over_http
@@ -88,7 +91,26 @@ def _refitter(context: Context, training: GrpoTraining, runtimes: "Mapping[str, 
         rank=context.index,
         trackers=context.folder.trackers / f"rank-{context.index}",
     )
-    return DeltaRefitter(refit, resume=context.config.resume or context.incarnation > 1)
+    serving = {name: _Serving(context, runtime) for name, runtime in runtimes.items() if context.index == 0}
+    return DeltaRefitter(refit, context.config.resume or context.incarnation > 1, serving)
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """A runtime as ``DeltaRefitter`` sees it."""
+
+    context: Context
+    runtime: RemoteRuntime
+
+    def status(self) -> RuntimeStatus:
+        return self.runtime.status()
+
+    def admit(self) -> ReceiverReport:
+        commit = self.context.config.commit
+        coordinator = site(self.context).coordinator(commit)
+        return coordinator.patiently(
+            "admit", ReceiverReport, commit.restore_deadline_s, receiver=self.runtime.name
+        )
 
 
 def _recorder(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Recorder:

@@ -1,0 +1,58 @@
+from dataclasses import dataclass
+
+import pytest
+
+import dcr_recipes.delta
+from dcr.errors import AttemptFailed, Conflict, IntegrityError, RefitError, Unreachable
+from dcr_recipes.delta import bring_to
+
+
+@dataclass
+class Runtime:
+    process: int = 1
+    version: int = 3
+    is_open: bool = True
+    away: bool = False
+    refusals: tuple[RefitError, ...] = ()
+    num_asked: int = 0
+
+    def status(self) -> "Runtime":
+        if self.away:
+            raise Unreachable("connection refused")
+        return self
+
+    def admit(self) -> None:
+        self.num_asked += 1
+        if self.num_asked <= len(self.refusals):
+            raise self.refusals[self.num_asked - 1]
+        self.version, self.is_open = 3, True
+
+
+@pytest.mark.parametrize("runtime", [Runtime(), Runtime(away=True)])
+def test_one_that_serves_or_is_away_is_left_alone(runtime: Runtime) -> None:
+    bring_to("runtime-0", runtime, 3)
+    assert runtime.num_asked == 0
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        Runtime(is_open=False),
+        Runtime(version=-1, is_open=False),
+        Runtime(is_open=False, refusals=(Conflict("fenced since"), AttemptFailed("no"), Unreachable("gone"))),
+    ],
+)
+def test_one_whose_gate_stayed_closed_is_admitted(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dcr_recipes.delta, "_PAUSE_S", 0)
+    bring_to("runtime-0", runtime, 3)
+    assert (runtime.version, runtime.is_open) == (3, True)
+    assert runtime.num_asked == len(runtime.refusals) + 1
+
+
+def test_proof_that_fails_ends_the_run_and_patience_ends() -> None:
+    with pytest.raises(IntegrityError):
+        bring_to("runtime-0", Runtime(is_open=False, refusals=(IntegrityError("bits"),)), 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dcr_recipes.delta, "_PATIENCE_S", 0)
+        with pytest.raises(Unreachable, match="runtime-0 was not brought to version 3: busy"):
+            bring_to("runtime-0", Runtime(is_open=False, refusals=(AttemptFailed("busy"),)), 3)
