@@ -158,6 +158,17 @@ def decode_payload(data: bytes | memoryview, *, limits: Limits | None = None) ->
 
 
 def _decode(data: memoryview, limits: Limits) -> Payload:
+    head, rows, sections = read_rows(data, limits)
+    items = _read_items(rows, sections[Kind.LOCATIONS], sections[Kind.VALUES])
+    return Payload(head.identity, head.digest, items)
+
+
+def read_rows(data: memoryview, limits: Limits) -> tuple[Head, list[Row], dict[Kind, bytes]]:
+    """Head, item table and decompressed sections of ``data``; locations and claims are not checked yet.
+
+    Raises:
+        PayloadError: as ``decode_payload``.
+    """
     head = read_head(data, limits=limits)
     largest = {
         Kind.ITEM_TABLE: max_table_bytes(head.num_items, limits),
@@ -173,8 +184,7 @@ def _decode(data: memoryview, limits: Limits) -> Payload:
     rows = read_table(
         sections[Kind.ITEM_TABLE], num_items=head.num_items, num_entries=head.num_entries, limits=limits
     )
-    items = _read_items(rows, sections[Kind.LOCATIONS], sections[Kind.VALUES])
-    return Payload(head.identity, head.digest, items)
+    return head, rows, sections
 
 
 def _read_items(rows: Sequence[Row], locations: bytes, values: bytes) -> tuple[Item, ...]:

@@ -25,7 +25,9 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class SectionRow:
+    """One row of the table: size after decompression, and size of its frame."""
+
     kind: Kind
     raw_bytes: int
     frame_bytes: int
@@ -52,7 +54,7 @@ def read_sections(
     Raises:
         PayloadError: unknown, missing, repeated or reordered kinds, sizes that do not add up, a bad frame.
     """
-    rows = _read_table(body, num_sections)
+    rows = read_section_table(body, num_sections)
     for row in rows:
         if row.raw_bytes > bounds[row.kind]:
             raise PayloadError(
@@ -70,7 +72,12 @@ def read_sections(
     return sections
 
 
-def _read_table(body: memoryview, num_sections: int) -> list[_Row]:
+def read_section_table(body: memoryview, num_sections: int) -> list[SectionRow]:
+    """Parse the table alone; its sizes are claims.
+
+    Raises:
+        PayloadError: unknown, missing, repeated or reordered kinds, or reserved bits.
+    """
     if num_sections != len(Kind) or len(body) < num_sections * _ROW.size:
         raise PayloadError(f"{num_sections} sections in {len(body)} bytes; format 1 has {len(Kind)}")
     rows = []
@@ -80,11 +87,11 @@ def _read_table(body: memoryview, num_sections: int) -> list[_Row]:
             raise PayloadError(f"section {index} is of kind {kind}; expected {expected} ({expected.name})")
         if reserved:
             raise PayloadError(f"reserved bits {reserved:#010x} are set in section {expected.name}")
-        rows.append(_Row(expected, raw_bytes, frame_bytes))
+        rows.append(SectionRow(expected, raw_bytes, frame_bytes))
     return rows
 
 
-def _decompress(frame: memoryview, row: _Row) -> bytes:
+def _decompress(frame: memoryview, row: SectionRow) -> bytes:
     data = bytes(frame)
     where = f"section {row.kind.name}"
     if not data and not row.raw_bytes:

@@ -1,0 +1,89 @@
+"""Figures of a payload against numbers computed by hand."""
+
+import numpy as np
+import pytest
+
+from dcr.codec import Item, encode_payload
+from dcr.codec.inspect import inspect_payload, location_bound_bits, total, value_bound_bits
+from dcr.errors import PayloadError
+from dcr.model import AttemptId, Encoding
+
+
+def _item(name: str, num_elements: int, where: list[int], values: list[int], dtype: str = "bfloat16") -> Item:
+    width = {"bfloat16": "<u2", "float32": "<u4"}[dtype]
+    return Item(
+        name, (num_elements,), dtype, Encoding.XOR, np.array(where, np.int64), np.array(values, width)
+    )
+
+
+def _payload() -> bytes:
+    items = [
+        _item("quarter", 16, [0, 3, 7, 12], [1, 1, 2, 4]),  # gaps 0 2 3 4
+        _item("far", 4096, [0, 4095], [9, 9], "float32"),  # the gap of 4094 needs two bytes
+        _item("run", 8, [2, 3, 4, 5], [7, 7, 7, 7]),
+        _item("none", 8, [], []),
+    ]
+    return encode_payload(items, attempt=AttemptId(7, 3), owner=1, sequence=2)
+
+
+def test_counts_kinds_and_raw_bytes() -> None:
+    found = inspect_payload(_payload())
+    assert [item.location_kind for item in found.items] == ["gap8", "gap16", "run", "run"]
+    assert [item.locations.raw_bytes for item in found.items] == [4, 4, 0, 0]
+    assert [item.values.raw_bytes for item in found.items] == [8, 8, 8, 0]
+    assert [item.changed_fraction for item in found.items] == [0.25, 2 / 4096, 0.5, 0.0]
+    assert [item.encoding for item in found.items] == ["xor"] * 4
+    assert (found.head.identity.owner, found.head.identity.parent) == (1, 2)
+
+
+def test_every_byte_of_the_payload_is_attributed() -> None:
+    data = _payload()
+    found = inspect_payload(data)
+    parts = [coding for item in found.items for coding in (item.locations, item.values)]
+    assert found.num_bytes == len(data)
+    assert found.frame_bytes == 128 + 3 * 24
+    assert total([found.table, *parts]).stored_bytes + found.frame_bytes == pytest.approx(len(data))
+
+
+def test_a_section_is_shared_in_proportion_to_raw_bytes() -> None:
+    first, second, third, _ = (item.values.stored_bytes for item in inspect_payload(_payload()).items)
+    assert first == second == third > 0
+
+
+def test_bounds_computed_by_hand() -> None:
+    # H(1/4) = 2 - 0.75 log2 3 = 0.811278...; 16 elements
+    assert location_bound_bits(4, 16) == pytest.approx(16 * 0.8112781244591328)
+    # frequencies 1/2, 1/4, 1/4: 1.5 bits each of 4 values
+    assert value_bound_bits(np.array([1, 1, 2, 4], np.uint16)) == pytest.approx(6.0)
+    item = inspect_payload(_payload()).items[0]
+    assert item.locations.bound_bits == pytest.approx(12.980449991346125)
+    assert item.values.bound_bits == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(("entries", "elements"), [(0, 0), (0, 5), (5, 5), (1, 1)])
+def test_nothing_or_everything_needs_no_locations(entries: int, elements: int) -> None:
+    assert location_bound_bits(entries, elements) == 0.0
+
+
+def test_equal_or_no_values_need_no_bits() -> None:
+    for values in (np.array([], np.uint8), np.full(9, 3, np.uint8)):
+        assert str(value_bound_bits(values)) == "0.0"
+
+
+def test_the_bound_holds_for_random_data() -> None:
+    """What zstd makes of random values is never below their entropy (a sanity check of units)."""
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, 1 << 16, 20_000, np.uint16)
+    where = np.sort(rng.choice(2_000_000, 20_000, replace=False)).astype(np.int64)
+    item = Item("x", (2_000_000,), "bfloat16", Encoding.XOR, where, values)
+    found = inspect_payload(encode_payload([item], attempt=AttemptId(1, 1), owner=0, sequence=0)).items[0]
+    assert 8 * found.locations.stored_bytes > found.locations.bound_bits > 7 * 20_000
+    assert 8 * found.values.stored_bytes > found.values.bound_bits > 13 * 20_000
+
+
+@pytest.mark.parametrize("at", [0, 20, 140, 210, -1])
+def test_any_flipped_byte_is_refused(at: int) -> None:
+    data = bytearray(_payload())
+    data[at] ^= 1
+    with pytest.raises(PayloadError):
+        inspect_payload(bytes(data))
