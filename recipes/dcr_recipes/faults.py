@@ -1,4 +1,8 @@
-"""Processes that kill themselves at a named point, once per run: real crashes where tests want them."""
+"""Processes that kill themselves at a named point, once per run: real crashes where tests want them.
+
+While a run is told to, each of its processes also keeps a journal of the points that it passes, so
+that a test can show in which order a restarted process did what.
+"""
 
 import os
 import signal
@@ -7,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcr.errors import ConfigError
+from dcr.model import to_json
 from dcr.observe import Event, Listener
 
 
@@ -59,6 +64,25 @@ def killer(entries: Sequence[str], process: str, incarnation: int, marks: Path) 
         for kill in mine:
             if kill.point == event.name and kill.nth == counts[event.name]:
                 _die_once(marks / kill.mark)
+
+    return listen
+
+
+def journal(process: str, incarnation: int, marks: Path) -> Listener:
+    """Return a listener that appends every point to ``marks/<process>.points``, one JSON object a line.
+
+    ``point`` and ``incarnation`` are of every line, the rest are the point's own fields. Lines that were
+    written before a SIGKILL survive it; spans are left out.
+    """
+    marks.mkdir(exist_ok=True)
+    path = marks / f"{process}.points"
+
+    def listen(event: Event) -> None:
+        if event.start_ns != event.end_ns:
+            return
+        line = {"point": event.name, "incarnation": incarnation, **event.fields}
+        with path.open("ab") as out:
+            out.write(to_json(line) + b"\n")
 
     return listen
 

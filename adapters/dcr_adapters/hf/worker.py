@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dcr import observe
 from dcr.errors import ConfigError, PayloadError
 from dcr.receiver.ports import NativeLoader
 from dcr_adapters.hf.dump import write_dump
@@ -100,6 +101,7 @@ class RuntimeWorker:
         if len(prompts) != len(seeds):
             raise ConfigError(f"{len(prompts)} prompts but {len(seeds)} lists of seeds")
         with self._gate.enter() as version, self._generating:
+            observe.point("runtime.generate.before", version=version)
             torch.set_num_threads(self._threads)
             groups = [
                 generate_group(
@@ -112,6 +114,7 @@ class RuntimeWorker:
                 for prompt, group in zip(prompts, seeds, strict=True)
             ]
             self._num_answers += 1
+            observe.point("runtime.generate.after", version=version)
         return GenerateAnswer(
             version,
             [group.tokens.tolist() for group in groups],
