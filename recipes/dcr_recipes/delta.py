@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dcr.errors import AttemptFailed, Conflict, Unreachable
 from dcr.refit import Refit, SyncReport
-from dcr_recipes.loop import Figures, Position
+from dcr_recipes.loop import Audit, Figures, Position
 from dcr_recipes.verify import Status
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,10 @@ class DeltaRefitter:
     def sync(self, step: int, parent: int) -> Figures:
         """Publish the changed bits."""
         return _figures(self.refit.sync(step))
+
+    def audit(self) -> Audit:
+        """The table that the record names; the same on every rank."""
+        return Audit(self.refit.audit(), self.refit.audit_key)
 
     def last(self) -> Figures:
         """Figures of the committed version, from the archive."""

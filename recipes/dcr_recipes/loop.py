@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dcr.errors import IntegrityError
+from dcr.model import AuditTable
 from dcr_recipes.grpo.metrics import StepMetrics, run_token_digest, weights_digest
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.summary import MetricsLog, Row, summarize, write_summary
@@ -43,6 +44,14 @@ class Figures:
     num_attempts: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Digests of the committed version's tensors, and the key that they were made with (DESIGN B6)."""
+
+    table: AuditTable
+    key: str
+
+
 class Refitter(Protocol):
     """How a candidate becomes the served version. Every rank calls every method, in the same order."""
 
@@ -56,6 +65,10 @@ class Refitter(Protocol):
 
     def sync(self, step: int, parent: int) -> Figures:
         """Publish the present weights, those of ``step``, as version ``parent`` + 1; then it is served."""
+        ...
+
+    def audit(self) -> Audit | None:
+        """What the committed version's weights must digest to; None if this way of refitting keeps none."""
         ...
 
     def last(self) -> Figures:
@@ -84,6 +97,14 @@ class Training(Protocol):
 
         Raises:
             IntegrityError: there is none at all.
+        """
+        ...
+
+    def prove(self, table: AuditTable, audit_key: str) -> None:
+        """Check that the present weights serve what ``table`` was committed with.
+
+        Raises:
+            IntegrityError: they do not.
         """
         ...
 
@@ -176,10 +197,18 @@ class Loop:
         self._version = position.version
         # The weights of step 0 follow from the seed: they need no checkpoint.
         matches = position.step == 0 or self._training.restore(position)
+        if matches:
+            self._prove()
         self._export(self._version)
         if not matches:
             self._roll_back()
         self._complete_metrics()
+
+    def _prove(self) -> None:
+        """Weights that claim to be the committed ones are so bit by bit, or training stops (P5, P9)."""
+        audit = self._refitter.audit()
+        if audit is not None:
+            self._training.prove(audit.table, audit.key)
 
     def _roll_back(self) -> None:
         """Only an older checkpoint is left: its weights become the next version, against v's baseline."""

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from dcr.errors import IntegrityError
+from dcr.model import AuditDigest, AuditTable
 from dcr_recipes.errors import VerificationError
 from dcr_recipes.grpo.metrics import StepMetrics
 from dcr_recipes.layout import RunFolder
-from dcr_recipes.loop import Figures, Loop, Position, Recorder, dense_path
+from dcr_recipes.loop import Audit, Figures, Loop, Position, Recorder, dense_path
 from dcr_recipes.verify import Difference, Verifier
 
 
@@ -30,6 +31,7 @@ class World:
     record: Position | None = None
     published: dict[int, int] = field(default_factory=dict)
     checkpoints: dict[tuple[int, int], list[StepMetrics]] = field(default_factory=dict)
+    audits: bool = True
 
 
 class Training:
@@ -59,6 +61,11 @@ class Training:
         self.history = list(self.world.checkpoints[key if key in old else max(old)])
         return key in old
 
+    def prove(self, table: AuditTable, audit_key: str) -> None:
+        assert audit_key == "key"
+        if table != {"weight": AuditDigest(len(self.history), 1)}:
+            raise IntegrityError("the weights are not as committed")
+
     def gather(self) -> Mapping[str, torch.Tensor]:
         return {"weight": torch.tensor([float(len(self.history))])}
 
@@ -85,6 +92,12 @@ class Refitter:
         self._commit(Position(parent + 1, step))
         self.hook("after commit", step)
         return Figures(parent + 1, 2, 100, 10, 1000, 0.5, 1)
+
+    def audit(self) -> Audit | None:
+        assert self.world.record is not None
+        if not self.world.audits:
+            return None
+        return Audit({"weight": AuditDigest(self.world.published[self.world.record.version], 1)}, "key")
 
     def last(self) -> Figures:
         assert self.world.record is not None
@@ -166,6 +179,22 @@ def test_an_older_checkpoint_is_published_as_the_next_version(tmp_path: Path) ->
     assert [(row["step"], row["version"]) for row in _rows(folder)] == [(1, 1), (2, 2), (3, 6), (4, 7)]
     summary = json.loads(folder.summary.read_text())
     assert (summary["rewards"], summary["final_version"]) == ([0.1, 0.2, 0.3, 0.4], 7)
+
+
+def test_a_checkpoint_that_does_not_serve_the_committed_bits_stops_the_run(tmp_path: Path) -> None:
+    world, folder = World(), RunFolder(tmp_path)
+    _run(world, folder)
+    world.checkpoints[4, 4] = world.checkpoints[4, 4][:3]
+    with pytest.raises(IntegrityError, match="not as committed"):
+        _run(world, folder)
+    assert world.record == Position(4, 4)
+
+
+def test_dense_refits_have_nothing_to_prove_against(tmp_path: Path) -> None:
+    world, folder = World(audits=False), RunFolder(tmp_path)
+    _run(world, folder)
+    _run(world, folder, num_steps=5)
+    assert world.record == Position(5, 5)
 
 
 def test_without_any_checkpoint_the_run_stops(tmp_path: Path) -> None:

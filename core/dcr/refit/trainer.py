@@ -17,7 +17,16 @@ from dcr.commit.context import TransitionReport
 from dcr.commit.remote import HttpCaller
 from dcr.config import RefitConfig
 from dcr.errors import ConfigError, Conflict, Unreachable
-from dcr.model import Catalogue, CommitRecord, Manifest, digest_hex, from_json, new_nonce, to_json
+from dcr.model import (
+    AuditTable,
+    Catalogue,
+    CommitRecord,
+    Manifest,
+    digest_hex,
+    from_json,
+    new_nonce,
+    to_json,
+)
 from dcr.refit.site import Site, find_record, owner_name
 from dcr.source.baseline import Baseline
 from dcr.source.owner import OwnerAgent, OwnerSetup
@@ -132,6 +141,15 @@ class Refit:
     def last(self) -> SyncReport:
         """Figures of the committed version, from the archive; times are not kept there."""
         return self._report(None, None)
+
+    @property
+    def audit_key(self) -> str:
+        """Key of the run's audit digests (DESIGN B6)."""
+        return self._catalogue.audit_key
+
+    def audit(self) -> AuditTable:
+        """Digests that the committed version's tensors have: a checkpoint that claims it must serve them."""
+        return from_json(AuditTable, self._site.archive.get_object("audit", self.record.audit))
 
     def close(self) -> None:
         """Answer no more calls. Idempotent."""
