@@ -35,9 +35,13 @@ class RuntimeConfig:
 
 @dataclass(slots=True)
 class TransportConfig:
-    """How payloads travel. ``directory`` is a folder that all processes see, under the run folder."""
+    """How payloads travel. ``directory`` is a folder that all processes see; by default in the run folder.
+
+    Runs may share one: everything of a run lies under its own id there (P1).
+    """
 
     name: str = "directory"
+    path: str = ""
 
 
 @dataclass(slots=True)
@@ -131,6 +135,7 @@ RULES: Mapping[str, Rule] = {
     "runtime.port": Rule("first port to listen on; 0 takes any free one", minimum=0, below=65536),
     "runtime.packed": Rule("resident module -> canonical modules packed in it", fixed=True),
     "transport.name": Rule("how payloads travel", ("directory",), fixed=True),
+    "transport.path": Rule("folder of the object store; default RUN_DIR/store", fixed=True),
     "commit.name": Rule("where the commit record lives", ("sqlite",), fixed=True),
     "commit.max_attempts": Rule("attempts at one transition before giving up", minimum=1),
     "codec.name": Rule("payload coding", ("published",), fixed=True),

@@ -46,7 +46,7 @@ class RunFolder:
 
     @property
     def store(self) -> Path:
-        """Directory object store: payloads, manifests, audit tables, catalogue."""
+        """Directory object store, unless transport.path names another: payloads, manifests, audit tables."""
         return self.root / "store"
 
     @property

@@ -1,3 +1,4 @@
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,13 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "file/run" in done.stderr
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_port_in_use_is_noticed_before_anything_starts(tmp_path: Path, offset: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = _dcr("grpo", f"runtime.port={port - offset}", "run_dir=run", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: runtime.port: cannot listen on port {port}: Address already in use\n"
+    assert not (tmp_path / "run").exists()

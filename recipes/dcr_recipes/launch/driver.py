@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from dcr.errors import ConfigError
 from dcr_recipes.config import RunConfig
 from dcr_recipes.errors import RunFailed
 from dcr_recipes.launch.folder import choose, claim
@@ -29,6 +31,7 @@ def run(words: Sequence[str], console: Console) -> int:
         RunFailed: it ended early; the folder can be resumed.
     """
     folder, config = choose(words)
+    check_ports(config)
     with claim(folder, config) as lock:
         console.print(f"run folder: {folder.root}", highlight=False, soft_wrap=True)
         supervisor = Supervisor(
@@ -43,6 +46,21 @@ def run(words: Sequence[str], console: Console) -> int:
             return EXIT_INTERRUPTED
     report(folder, console)
     return 0
+
+
+def check_ports(config: RunConfig) -> None:
+    """Notice a port in use before anything is started; a runtime that loses a race for it says so too.
+
+    Raises:
+        ConfigError: names the port.
+    """
+    first = config.runtime.port
+    for port in range(first, first + config.runtime.instances) if first else ():
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except (OSError, OverflowError) as err:
+            reason = os.strerror(err.errno) if isinstance(err, OSError) and err.errno else err
+            raise ConfigError(f"runtime.port: cannot listen on port {port}: {reason}") from err
 
 
 def drive(supervisor: Supervisor, progress: Progress) -> None:

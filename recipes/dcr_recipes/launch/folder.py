@@ -96,6 +96,9 @@ def _prepare(folder: RunFolder, config: RunConfig) -> None:
         folder.verify,
     ):
         path.mkdir(exist_ok=True)
+    if config.transport.path:
+        config.transport.path = str(Path(config.transport.path).absolute())
+        Path(config.transport.path).mkdir(parents=True, exist_ok=True)
     if not folder.run_id.exists():
         _replace(folder.run_id, secrets.token_hex(16))
     config.run_dir = str(folder.root)

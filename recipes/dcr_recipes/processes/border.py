@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcr import observe
-from dcr.errors import ConfigError, IntegrityError, RefitError, StoreError, UnsupportedPath
+from dcr.errors import AttemptFailed, ConfigError, IntegrityError, RefitError, StoreError, UnsupportedPath
 from dcr_recipes.config import RunConfig
 from dcr_recipes.layout import RunFolder
 
@@ -23,7 +23,7 @@ EXIT_FATAL = 3
 PARENT = "DCR_PARENT_PID"
 INCARNATION = "DCR_INCARNATION"
 
-_FATAL = (ConfigError, UnsupportedPath, IntegrityError, StoreError)
+_FATAL = (ConfigError, UnsupportedPath, IntegrityError, StoreError, AttemptFailed)
 _FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EADDRINUSE)
 _PR_SET_PDEATHSIG = 1
 
@@ -80,7 +80,10 @@ def enter(name: str, body: Callable[[Context], None]) -> None:
 
 
 def is_fatal(err: Exception) -> bool:
-    """Whether a restarted process would meet ``err`` again: configuration, proof, disk, port."""
+    """Whether a restarted process would meet ``err`` again: configuration, proof, disk, port.
+
+    AttemptFailed is one that was tried to the end: the coordinator has repeated it ``max_attempts`` times.
+    """
     return isinstance(err, _FATAL) or (isinstance(err, OSError) and err.errno in _FATAL_ERRNO)
 
 

@@ -13,7 +13,8 @@ from dcr_recipes.processes.border import Context
 
 def site(context: Context) -> Site:
     """The run's meeting place: its store and its endpoints."""
-    return Site(context.run, DirectoryStore(context.folder.store), context.folder.endpoints)
+    store = DirectoryStore(context.config.transport.path or context.folder.store)
+    return Site(context.run, store, context.folder.endpoints)
 
 
 def announce(context: Context, handlers: Mapping[str, Callable[..., object]], *, port: int = 0) -> RpcServer:
