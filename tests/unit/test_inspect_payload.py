@@ -55,9 +55,11 @@ def test_bounds_computed_by_hand() -> None:
     assert location_bound_bits(4, 16) == pytest.approx(16 * 0.8112781244591328)
     # frequencies 1/2, 1/4, 1/4: 1.5 bits each of 4 values
     assert value_bound_bits(np.array([1, 1, 2, 4], np.uint16)) == pytest.approx(6.0)
-    item = inspect_payload(_payload()).items[0]
-    assert item.locations.bound_bits == pytest.approx(12.980449991346125)
-    assert item.values.bound_bits == pytest.approx(6.0)
+    first, _, run, _ = inspect_payload(_payload()).items
+    # locations 0, 3, 7, 12: 4 of 13 elements; H(4/13) = 0.890492
+    assert first.locations.bound_bits == pytest.approx(13 * 0.8904916402194913)
+    assert first.values.bound_bits == pytest.approx(6.0)
+    assert (run.locations.bound_bits, run.values.bound_bits) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("entries", "elements"), [(0, 0), (0, 5), (5, 5), (1, 1)])

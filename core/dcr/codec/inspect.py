@@ -1,8 +1,9 @@
 """What a payload consists of, and how close its coding comes to what its content needs (DESIGN R7, B8).
 
-Bounds are of order 0: nothing is assumed about neighbours. N elements of which E changed need
-N * H(E / N) bits for the locations, H being the binary entropy; values need E times the entropy of
-their frequencies in the item. N is the whole tensor, of which an owner may hold a part only.
+Bounds are of order 0: nothing is assumed about neighbours. E changes among N elements need N * H(E / N)
+bits for the locations, H being the binary entropy; N counts from the first to the last change, because
+an owner may hold a part of the tensor only, and how large a part a payload does not say. Values need
+E times the entropy of their frequencies in the item.
 """
 
 from collections.abc import Sequence
@@ -127,10 +128,14 @@ def _inspect(row: Row, item: Item, table: dict[Kind, SectionRow]) -> ItemInspect
         locations=_coding(
             row.locations_bytes,
             table[Kind.LOCATIONS],
-            location_bound_bits(item.num_entries, item.num_elements),
+            location_bound_bits(item.num_entries, _span(item)),
         ),
         values=_coding(row.values_bytes, table[Kind.VALUES], value_bound_bits(item.values)),
     )
+
+
+def _span(item: Item) -> int:
+    return int(item.locations[-1] - item.locations[0]) + 1 if item.num_entries else 0
 
 
 def _coding(raw_bytes: int, section: SectionRow, bound_bits: float) -> Coding:
