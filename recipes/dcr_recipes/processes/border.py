@@ -101,10 +101,16 @@ def _context(name: str, run_dir: Path, index: int) -> Context:
 
 
 def _listening(context: Context, body: Callable[[Context], None]) -> None:
-    from dcr_recipes.faults import killer
+    from dcr_recipes.faults import journal, killer
 
-    kills = context.config.faults.kill
-    with observe.listening(killer(kills, context.name, context.incarnation, context.folder.faults)):
+    kills, marks = context.config.faults.kill, context.folder.faults
+    if not kills:
+        body(context)
+        return
+    with (
+        observe.listening(journal(context.name, context.incarnation, marks)),
+        observe.listening(killer(kills, context.name, context.incarnation, marks)),
+    ):
         body(context)
 
 
