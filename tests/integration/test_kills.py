@@ -1,0 +1,246 @@
+"""Real ``kill -9`` of runtimes, trainer ranks, the coordinator and the driver, in runs of real processes.
+
+A run with kills ends with the tokens, rewards and weights of an undisturbed one; its archive and the
+journals of its processes show how it got there.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tests.integration.kill_runs import Finished, finish, processes_of, run, start
+from tests.integration.kill_traces import (
+    check_served_only_what_was_proven,
+    encodings_of,
+    opened_attempts,
+    repaired_versions,
+    restored_between,
+)
+
+from dcr.model import Encoding, from_json, to_json
+from dcr_recipes.grpo.checkpoint import CheckpointMeta
+from dcr_recipes.grpo.shard_state import served_digest
+from dcr_recipes.layout import RunFolder
+
+pytestmark = pytest.mark.processes
+
+STEPS = 8
+RUNTIMES = ("runtime-0", "runtime-1")
+KILLS = {
+    "runtimes": (
+        "runtime-0:receiver.item.copy:7:1",
+        "runtime-0:receiver.restore.before:1:2",
+        "runtime-1:receiver.item.after:190:1",
+        "runtime-0:receiver.finish.before:4:3",
+        "runtime-1:receiver.finish.after:4:2",
+        "runtime-0:receiver.settle.before:4:4",
+        "runtime-1:runtime.generate.before:2:3",
+    ),
+    "trainer": (
+        "owner-0:owner.task.before:27:1",
+        "owner-1:owner.publish.after:1:2",
+        "owner-1:owner.close.after:2:3",
+        "owner-1:owner.fold_in.task.before:1:4",
+        "owner-0:owner.fold_in.task.after:25:5",
+    ),
+    "coordinator": (
+        "coordinator:coordinator.prepare.after:1:1",
+        "coordinator:coordinator.mark_opened.after:1:2",
+        "coordinator:coordinator.construct.after:1:3",
+        "coordinator:coordinator.finish.after:2:4",
+        "coordinator:coordinator.commit.after:1:5",
+        "coordinator:coordinator.fold_in.after:2:6",
+    ),
+}
+"""The n-th occurrence counts from a process's start: kills of one process follow one another."""
+
+TOGETHER = ("coordinator:coordinator.commit.after:2:1", "owner-1:owner.fold_in.task.before:21:1")
+"""Both in the transition to version 2: the trainer dies right after a commit that nobody remembers."""
+RESUMED = ("runtime-0:receiver.restore.before:1:1", "runtime-1:receiver.item.copy:3:1")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Finished]]:
+    """All runs that need nothing of one another, two at a time: each mostly waits for a restart."""
+    folder = tmp_path_factory.mktemp("runs")
+    with ThreadPoolExecutor(2) as pool:
+        begun: dict[str, Future[Finished]] = {}
+        for name in ("calm", "trainer", "runtimes", "coordinator", "dense"):
+            words = [f"steps={STEPS}", f"refit={'dense' if name == 'dense' else 'dcr'}"]
+            begun[name] = pool.submit(run, folder / name, *words, kills=KILLS.get(name, ()))
+        yield lambda name: begun[name].result()
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def calm(runs: Callable[[str], Finished]) -> Finished:
+    return runs("calm")
+
+
+@pytest.mark.parametrize("name", ["calm", "dense", *KILLS])
+def test_kills_change_no_token_reward_or_weight(
+    runs: Callable[[str], Finished], calm: Finished, name: str
+) -> None:
+    done = runs(name)
+    assert done.unfired == set()
+    assert done.shown.count("was killed by SIGKILL") == len(done.kills)
+    assert done.shown.count("; restarted") == len(done.kills), "nothing else died"
+    assert done.outcome == calm.outcome
+    assert (done.summary["differing_bits"], done.summary["final_version"]) == (0, STEPS)
+    assert processes_of(done.folder.root) == []
+
+
+@pytest.mark.parametrize("name", ["runtimes", "coordinator"])
+def test_the_survivor_is_repaired_by_overwrites_only(runs: Callable[[str], Finished], name: str) -> None:
+    """The candidate lives on: once an attempt at it was opened, only absolute values are sent (P3, P6)."""
+    done = runs(name)
+    repaired = repaired_versions(done)
+    assert len(repaired) >= (3 if name == "runtimes" else 2)
+    encodings = {m.attempt.version: {item.encoding for item in done.items(m)} for m in done.manifests()}
+    for manifest in done.manifests():
+        version = manifest.attempt.version
+        assert manifest.overwrite_only == (version in repaired), f"version {version}"
+        if manifest.overwrite_only:
+            assert encodings[version] == {Encoding.OVERWRITE}
+    assert any(Encoding.XOR in found for found in encodings.values()), "no undisturbed transition to compare"
+
+
+def test_the_survivor_itself_applied_the_overwrites(runs: Callable[[str], Finished]) -> None:
+    """runtime-1 lived through the first death of runtime-0: torn storage, no restore, absolute values."""
+    done = runs("runtimes")
+    lines = [line for line in done.journal("runtime-1") if line["incarnation"] == 1]
+    first, *retries = [a for a in opened_attempts(lines) if a.version == 1]
+    assert restored_between(lines, first, retries[-1]) is None
+    applied = encodings_of(lines, retries[-1])
+    assert len(applied) == len(list(done.items(done.manifests()[0])))
+    assert set(applied) == {"overwrite"}
+    assert "xor" in encodings_of(lines, first)
+
+
+@pytest.mark.parametrize("name", list(KILLS))
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_restarted_runtime_restores_the_committed_version_before_it_serves(
+    runs: Callable[[str], Finished], name: str, runtime: str
+) -> None:
+    check_served_only_what_was_proven(runs(name).journal(runtime))
+
+
+def test_a_restarted_trainer_takes_its_lost_candidate_back(runs: Callable[[str], Finished]) -> None:
+    """P5: receivers that opened an attempt of the lost candidate are restored; the new one may use XOR."""
+    done = runs("trainer")
+    for runtime in RUNTIMES:
+        journal = done.journal(runtime)
+        attempts = opened_attempts(journal)
+        pairs = [pair for pair in pairwise(attempts) if pair[0].version == pair[1].version]
+        assert len(pairs) >= 3, "the trainer did not die while attempts were open"
+        assert all(restored_between(journal, *pair) == pair[0].version - 1 for pair in pairs)
+    assert not any(manifest.overwrite_only for manifest in done.manifests())
+
+
+@pytest.mark.parametrize("name", list(KILLS))
+def test_no_step_is_lost_or_committed_twice(runs: Callable[[str], Finished], name: str) -> None:
+    manifests = runs(name).manifests()
+    assert [manifest.attempt.version for manifest in manifests] == list(range(1, STEPS + 1))
+    assert runs(name).record().step == STEPS
+
+
+@pytest.fixture(scope="module")
+def abandoned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run whose driver was killed, and its checkpoint of version 2, set aside in time."""
+    folder, aside = tmp_path_factory.mktemp("abandoned") / "run", tmp_path_factory.mktemp("aside")
+    driver = start(folder, f"steps={STEPS}", f"faults.kill=[{','.join(TOGETHER)}]")
+    try:
+        _until(lambda: _num_rows(folder) >= 2)
+        shutil.copytree(folder / "checkpoints" / "version-00000002-step-00000002", aside / "checkpoint")
+        _until(lambda: _num_rows(folder) >= 4)
+        working = processes_of(folder)
+        assert len(working) == 7, "driver, coordinator, oracle, two runtimes, two trainer ranks"
+    finally:
+        driver.kill()
+        driver.communicate()
+    _until(lambda: processes_of(folder) == [], deadline_s=10)
+    return folder, aside / "checkpoint"
+
+
+def _copy(folder: Path, target: Path) -> Path:
+    """The run as the killed driver left it, with new journals."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.points"))
+    return target
+
+
+def test_a_run_whose_driver_was_killed_goes_on(
+    abandoned: tuple[Path, Path], calm: Finished, tmp_path: Path
+) -> None:
+    folder = _copy(abandoned[0], tmp_path / "run")
+    assert Finished(RunFolder(folder), TOGETHER, "").unfired == set()
+    done = finish(start(folder, "resume=true", f"faults.kill=[{','.join(RESUMED)}]"), folder, RESUMED)
+    assert done.unfired == set()
+    assert done.outcome == calm.outcome
+    assert done.summary["final_version"] == STEPS
+    for runtime in RUNTIMES:
+        check_served_only_what_was_proven(done.journal(runtime))
+    assert processes_of(folder) == []
+
+
+def test_a_lost_checkpoint_makes_an_older_one_the_next_version(
+    abandoned: tuple[Path, Path], calm: Finished, tmp_path: Path
+) -> None:
+    """P13: versions run ahead of steps; the steps that were lost are made again."""
+    folder = _copy(abandoned[0], tmp_path / "run")
+    committed = Finished(RunFolder(folder), (), "").record()
+    assert committed.version == committed.step >= 4
+    shutil.rmtree(folder / "checkpoints")
+    shutil.copytree(abandoned[1], folder / "checkpoints" / "version-00000002-step-00000002")
+    done = finish(start(folder, "resume=true", "faults.kill=[]"), folder)
+    assert done.outcome == calm.outcome
+    assert done.summary["final_version"] == committed.version + 1 + STEPS - 2
+    assert [m.attempt.version for m in done.manifests()] == list(range(1, done.summary["final_version"] + 1))
+    assert done.record().step == STEPS
+
+
+def test_a_checkpoint_with_other_bits_than_the_committed_ones_is_refused(
+    abandoned: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """P9: a well-formed checkpoint of the right version and step is still proven against the record."""
+    folder = _copy(abandoned[0], tmp_path / "run")
+    record = Finished(RunFolder(folder), (), "").record()
+    place = folder / "checkpoints" / f"version-{record.version:08d}-step-{record.step:08d}"
+    _forge(place / "rank-1.safetensors")
+    driver = start(folder, "resume=true", "faults.kill=[]")
+    shown, _ = driver.communicate(timeout=120)
+    assert driver.returncode not in (0, None), shown
+    assert "tensors are not as committed" in shown
+    assert "Traceback" not in shown
+    assert processes_of(folder) == []
+    assert Finished(RunFolder(folder), (), "").record() == record
+
+
+def _forge(path: Path) -> None:
+    """Change one served value of a rank's checkpoint and everything in the file that vouches for it."""
+    with safe_open(path, framework="pt") as file:
+        meta = from_json(CheckpointMeta, file.metadata()["dcr"])
+        state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- not a dict
+    name = next(key for key, value in state.items() if key.startswith("model/") and value.numel())
+    state[name].view(-1)[0] += 1
+    forged = replace(meta, served=served_digest(state))
+    assert forged != meta
+    save_file(state, path, metadata={"dcr": to_json(forged).decode()})
+
+
+def _num_rows(folder: Path) -> int:
+    rows = folder / "metrics.jsonl"
+    return rows.read_text().count("\n") if rows.exists() else 0
+
+
+def _until(condition: Callable[[], bool], *, deadline_s: float = 240) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"did not happen within {deadline_s} s"
+        time.sleep(0.02)
