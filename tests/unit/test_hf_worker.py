@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from dcr.errors import AttemptFailed, ConfigError, PayloadError, Unreachable
-from dcr.model import ApplyAck, AttemptId, CommitRecord, ReceiverReport, ReceiverState
+from dcr.model import ApplyAck, AttemptId, CommitRecord, ReceiverAudit, ReceiverReport, ReceiverState
 from dcr.transport.peers import Peers
 from dcr.transport.rpc import serve
 from dcr_adapters.hf.dump import read_dump, write_dump
@@ -75,6 +75,9 @@ class CountingAgent:
 
     def stop_and_wait(self, attempt: AttemptId) -> None:
         self.calls.append(f"stop_and_wait {attempt}")
+
+    def audit(self) -> ReceiverAudit:
+        return ReceiverAudit("runtime-0", "i", "c", 0, FIRST, {})
 
 
 @pytest.fixture
@@ -191,7 +194,7 @@ def test_an_instance_with_an_agent_serves_its_calls_and_refuses_dense_loads(tmp_
     worker = RuntimeWorker("r", model, loader=StockLoader(model), gate=ServingGate(), agent=agent)
     with pytest.raises(ConfigError, match="refit=dense"):
         worker.load_dense(str(tmp_path / "w"), 0)
-    calls = {"fence", "restore", "open_apply", "finish", "settle", "stop_and_wait"}
+    calls = {"fence", "restore", "open_apply", "finish", "settle", "stop_and_wait", "audit"}
     assert calls <= set(worker.handlers())
     worker.close()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dcr.commit.endpoints import ReceiverEndpoint
-from dcr.model import ApplyAck, AttemptId, CommitRecord, ReceiverReport
+from dcr.model import ApplyAck, AttemptId, CommitRecord, ReceiverAudit, ReceiverReport
 
 _log = logging.getLogger(__name__)
 
@@ -16,6 +16,10 @@ class PumpedReceiver(ReceiverEndpoint, Protocol):
 
     def pump(self) -> int:
         """Apply what is visible of the open attempt; returns how many payloads, 0 if nothing is open."""
+        ...
+
+    def audit(self) -> ReceiverAudit:
+        """Digest what is resident, if it is one clean version."""
         ...
 
 
@@ -44,6 +48,7 @@ class Pump:
             "finish": self.finish,
             "settle": self._agent.settle,
             "stop_and_wait": self.stop_and_wait,
+            "audit": self._agent.audit,
         }
 
     def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:

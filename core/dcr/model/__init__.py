@@ -13,6 +13,7 @@ from dcr.model.messages import (
     Encoding,
     OwnerReport,
     PathClass,
+    ReceiverAudit,
     ReceiverReport,
     ReceiverState,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "OwnerReport",
     "PathClass",
     "PayloadRef",
+    "ReceiverAudit",
     "ReceiverReport",
     "ReceiverState",
     "RunId",

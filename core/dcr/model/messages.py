@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from dcr.model.ids import AttemptId
-from dcr.model.manifest import OwnerClose
+from dcr.model.manifest import AuditTable, OwnerClose
 
 
 class Encoding(StrEnum):
@@ -55,6 +55,22 @@ class ReceiverReport:
     fenced: AttemptId | None
     opened: AttemptId | None
     classification: Classification
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverAudit:
+    """Digests of the resident bits of one instance that is clean(v) (B6).
+
+    ``attempt`` is the one that made v, ``catalogue`` the digest that tells runs apart. ``table`` lacks
+    the names that the loader places nowhere or not completely.
+    """
+
+    receiver: str
+    incarnation: str
+    catalogue: str
+    version: int
+    attempt: AttemptId
+    table: AuditTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from dcr.model import (
     Catalogue,
     CommitRecord,
     Manifest,
+    ReceiverAudit,
     ReceiverReport,
     ReceiverState,
     from_json,
@@ -212,6 +213,24 @@ class ReceiverAgent:
         """What this instance holds now."""
         with self._lock:
             return self._report()
+
+    def audit(self) -> ReceiverAudit:
+        """Digest every resident tensor (B6). Reads only, but calls that write wait for it.
+
+        Raises:
+            AttemptFailed: this instance is not clean; ask again when the transition has ended.
+            IntegrityError: two resident copies of one tensor differ.
+        """
+        with self._lock:
+            standing = self._standing
+            if standing.state is not ReceiverState.CLEAN or standing.base is None:
+                raise AttemptFailed(
+                    f"{self._name} is {standing.state.value}: only a clean version is audited"
+                )
+            table = self._applier.audit()
+            return ReceiverAudit(
+                self._name, self._incarnation, self._catalogue_digest, standing.version, standing.base, table
+            )
 
     def _report(self) -> ReceiverReport:
         standing = self._standing

@@ -117,6 +117,16 @@ class Applier:
             )
         self._prove(tensors, table)
 
+    def audit(self) -> AuditTable:
+        """Digest of each tensor that can be read back completely, from resident storage (B6).
+
+        Raises:
+            IntegrityError: two resident copies of one tensor differ, or storage was rebound.
+        """
+        if moved := self._residents.moved(self._loader.resident()):
+            raise IntegrityError(f"resident {moved!r} was rebound since prewarm; restart this runtime")
+        return self.placement.audit_table(self._catalogue.audit_key)
+
     def _skipped(self, name: str) -> bool:
         return self.placement.skipped(name)
 

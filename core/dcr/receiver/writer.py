@@ -32,7 +32,7 @@ class Writer(Protocol):
     """Writes one rank's resident storage; ``dcr.receiver.apply.Applier`` is the one over a native loader.
 
     Call order: ``prewarm``; then per attempt ``begin``, ``apply``*, ``synchronize``, ``check``; or
-    ``restore`` at any time between attempts. Never called concurrently.
+    ``restore`` or ``audit`` at any time between attempts. Never called concurrently.
     """
 
     def prewarm(self) -> Classification:
@@ -57,4 +57,8 @@ class Writer(Protocol):
 
     def restore(self, tensors: dict[str, Bits], table: AuditTable, *, cancelled: Cancelled = never) -> None:
         """Load a whole version, by primary name, and prove it against ``table``. Raises IntegrityError."""
+        ...
+
+    def audit(self) -> AuditTable:
+        """Digest what is resident, by canonical name. Raises IntegrityError if copies of a tensor differ."""
         ...

@@ -72,6 +72,14 @@ class NumpyApplier:
             if digest_tensor(self._catalogue.audit_key, name, self.resident[name]) != table[name]:
                 raise IntegrityError(f"{name}: restored bits are not those of the record's table")
 
+    def audit(self) -> AuditTable:
+        """Digest every tensor under each of its names."""
+        return {
+            name: digest_tensor(self._catalogue.audit_key, name, self.resident[spec.name])
+            for spec in self._catalogue.tensors
+            for name in (spec.name, *spec.aliases)
+        }
+
     def _write(self, item: Item) -> None:
         resident, half = self.resident[item.name], item.num_entries // 2
         for part in (slice(None, half), slice(half, None)):
