@@ -99,4 +99,5 @@ def _figures(report: SyncReport) -> Figures:
         dense_bytes=report.dense_bytes,
         seconds=report.seconds,
         num_attempts=report.num_attempts,
+        manifest=report.record.manifest,
     )

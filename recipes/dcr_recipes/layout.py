@@ -85,6 +85,31 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def change_rates(self) -> Path:
+        """One JSON object per step: changed elements of every tensor."""
+        return self.root / "change_rates.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """One ``<process>-<incarnation>.jsonl`` per process and start: its stages."""
+        return self.root / "trace"
+
+    @property
+    def trace_json(self) -> Path:
+        """The stages of all processes as a Chrome trace, for Perfetto."""
+        return self.root / "trace.json"
+
+    @property
+    def phases(self) -> Path:
+        """One ``<name>.json`` per process: what it is doing now."""
+        return self.root / "phases"
+
+    @property
+    def plots(self) -> Path:
+        """Pictures (PNG)."""
+        return self.root / "plots"
+
+    @property
     def summary(self) -> Path:
         """Figures of the whole run, written when it is complete."""
         return self.root / "summary.json"

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dcr import observe
 from dcr.errors import IntegrityError
 from dcr.model import AuditTable
+from dcr_recipes.details import StepDetails
 from dcr_recipes.grpo.metrics import StepMetrics, run_token_digest, weights_digest
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.summary import MetricsLog, Row, summarize, write_summary
@@ -33,7 +35,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One refit. ``seconds`` and ``num_attempts`` are None if a crash kept them from being reported."""
+    """One refit. ``seconds`` and ``num_attempts`` are None if a crash kept them from being reported.
+
+    ``manifest`` names the list of its payloads in the archive; empty for a dense refit.
+    """
 
     version: int
     num_changed: int
@@ -42,6 +47,7 @@ class Figures:
     dense_bytes: int
     seconds: float | None
     num_attempts: int | None
+    manifest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +121,14 @@ class Training(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Rank 0's files: metrics, dense candidates, summary; and the proof. ``verifier`` None: verify=off."""
+    """Rank 0's files: metrics, dense candidates, summary; and the proof. ``verifier`` None: verify=off.
+
+    ``details`` adds columns to the rows.
+    """
 
     folder: RunFolder
     verifier: Verifier | None
+    details: StepDetails | None = None
 
     def record(self, metrics: StepMetrics, figures: Figures) -> None:
         """Prove the refit and append the step's row.
@@ -127,10 +137,14 @@ class Recorder:
             VerificationError: bits differ; the row is written all the same.
         """
         row = step_row(metrics, figures)
+        if self.details is not None:
+            timed = figures.seconds is not None
+            row |= self.details.columns(metrics.step, figures.manifest, timed=timed)
         if self.verifier is None:
             MetricsLog(self.folder.metrics).append(row)
             return
-        found = self.verifier.verify(dense_path(self.folder, figures.version), figures.version)
+        with observe.stage("trainer.verify", step=metrics.step, version=figures.version):
+            found = self.verifier.verify(dense_path(self.folder, figures.version), figures.version)
         row["verify/differing_bits"] = sum(difference.num_bits for difference in found)
         MetricsLog(self.folder.metrics).append(row)
         refuse(found, figures.version)
@@ -185,7 +199,8 @@ class Loop:
         for step in range(len(self._training.history) + 1, self._num_steps + 1):
             self._refitter.serve(self._version)
             metrics = self._training.rollout_and_train(step, self._version)
-            self._training.save(self._version + 1)
+            with observe.stage("trainer.checkpoint", step=step, version=self._version + 1):
+                self._training.save(self._version + 1)
             self._record(metrics, self._publish(step))
         weights = self._training.gather()
         if self._recorder is not None:
@@ -193,7 +208,8 @@ class Loop:
 
     def _begin(self) -> None:
         """Come to the committed step, whatever of it is already done (DESIGN P5, P13)."""
-        position = self._refitter.open()
+        with observe.stage("trainer.open"):
+            position = self._refitter.open()
         self._version = position.version
         # The weights of step 0 follow from the seed: they need no checkpoint.
         matches = position.step == 0 or self._training.restore(position)
@@ -217,16 +233,18 @@ class Loop:
 
     def _publish(self, step: int) -> Figures:
         self._export(self._version + 1)
-        figures = self._refitter.sync(step, self._version)
+        with observe.stage("trainer.refit", step=step, version=self._version + 1):
+            figures = self._refitter.sync(step, self._version)
         self._version = figures.version
         return figures
 
     def _export(self, version: int) -> None:
         if not self._gathers:
             return
-        weights = self._training.gather()
-        if self._recorder is not None:
-            self._recorder.export(weights, version)
+        with observe.stage("trainer.gather", version=version):
+            weights = self._training.gather()
+            if self._recorder is not None:
+                self._recorder.export(weights, version)
 
     def _record(self, metrics: StepMetrics, figures: Figures) -> None:
         if self._recorder is not None:
@@ -238,6 +256,8 @@ class Loop:
             return
         history = self._training.history
         rows = MetricsLog(self._recorder.folder.metrics).cut(len(history))
+        if self._recorder.details is not None:
+            self._recorder.details.cut(len(rows))
         missing = history[len(rows) :]
         if len(missing) > 1:
             raise IntegrityError(

@@ -46,8 +46,8 @@ class Instance(Protocol):
         """Answer without waiting."""
         ...
 
-    def dump(self, path: str) -> int:
-        """Write the raw bytes of every parameter and buffer."""
+    def dump(self, path: str, share: float = 1.0, sample: str = "") -> int:
+        """Write the raw bytes of all parameters and buffers, or of the ``share`` that ``sample`` picks."""
         ...
 
     def load_dense(self, path: str, version: int) -> object:
@@ -67,6 +67,8 @@ class Difference(NamedTuple):
 class Verifier:
     """Compares ``instances`` with ``oracle``; dumps go to ``folder``, which is overwritten each time.
 
+    Below 1, ``share`` is the part of the tensors that is compared, another one for each version; which
+    one follows from ``seed`` and the version alone, so that any process can be asked again.
     A process that restarts meanwhile is waited for until ``deadline_s``: its bytes count only if the
     same process served the version before and after it wrote them.
     """
@@ -76,6 +78,8 @@ class Verifier:
     folder: Path
     deadline_s: float = 120.0
     pause_s: float = 0.1
+    share: float = 1.0
+    seed: int = 0
 
     def verify(self, dense: Path, version: int) -> list[Difference]:
         """Differences of every instance after the refit to ``version``, whose weights are in ``dense``.
@@ -110,7 +114,7 @@ class Verifier:
             try:
                 if dense is not None:
                     party.load_dense(str(dense), version)
-                if _dump_steadily(party, path, version):
+                if self._dump_steadily(party, path, version):
                     return path
                 failure = f"it does not serve version {version}"
             except Unreachable as err:
@@ -119,15 +123,14 @@ class Verifier:
                 raise Unreachable(f"{name} cannot be verified in {self.deadline_s:g} s: {failure}")
             time.sleep(self.pause_s)
 
-
-def _dump_steadily(party: Instance, path: Path, version: int) -> bool:
-    """Dump; false unless one process served ``version`` before and after."""
-    before = party.status()
-    if not before.is_open or before.version != version:
-        return False
-    party.dump(str(path))
-    after = party.status()
-    return after.is_open and (after.process, after.version) == (before.process, version)
+    def _dump_steadily(self, party: Instance, path: Path, version: int) -> bool:
+        """Dump; false unless one process served ``version`` before and after."""
+        before = party.status()
+        if not before.is_open or before.version != version:
+            return False
+        party.dump(str(path), self.share, f"{self.seed}-{version}")
+        after = party.status()
+        return after.is_open and (after.process, after.version) == (before.process, version)
 
 
 def differences(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dcr.errors import Unreachable
-from dcr_adapters.hf.dump import write_dump
+from dcr_adapters.hf.dump import sampled, write_dump
 from dcr_recipes.errors import VerificationError
 from dcr_recipes.verify import Difference, Verifier, refuse
 
@@ -33,10 +33,10 @@ class Stored:
     def status(self) -> Status:
         return replace(self.now)
 
-    def dump(self, path: str) -> int:
+    def dump(self, path: str, share: float = 1.0, sample: str = "") -> int:
         self.num_dumps += 1
         self.before_dump(self)
-        return write_dump(Path(path), self.tensors)
+        return write_dump(Path(path), sampled(self.tensors, share, sample))
 
     def load_dense(self, path: str, version: int) -> None:
         self.loaded.append((path, version))
@@ -133,3 +133,44 @@ def test_an_instance_that_does_not_serve_the_version_in_time_is_unreachable(
     with pytest.raises(Unreachable, match="runtime-0 cannot be verified in 0 s: it does not serve version 7"):
         verifier.verify(Path("d"), 7)
     assert instance.num_dumps == 0
+
+
+def test_a_sample_compares_a_part_and_over_the_versions_all_of_it(tmp_path: Path) -> None:
+    names = [f"t{i}" for i in range(20)]
+    caught = set()
+    for version in range(1, 200):
+        wrong = {name: torch.zeros(3, dtype=torch.int16) for name in names}
+        for tensor in wrong.values():
+            tensor[1] ^= 0b101
+        oracle = Stored({name: torch.zeros(3, dtype=torch.int16) for name in names})
+        oracle.now.version = version
+        instance = Stored(wrong)
+        instance.now.version = version
+        verifier = Verifier(oracle, {"runtime-0": instance}, tmp_path, share=0.1, seed=3)
+        found = verifier.verify(Path("d"), version)
+        assert [difference.num_bits for difference in found] == [2, 2]
+        assert {difference.tensor for difference in verifier.verify(Path("d"), version)} == {
+            difference.tensor for difference in found
+        }
+        caught |= {difference.tensor for difference in found}
+        if caught == set(names):
+            return
+    pytest.fail(f"never compared: {set(names) - caught}")
+
+
+def test_a_flipped_bit_in_a_sampled_tensor_is_found_and_one_elsewhere_is_not(tmp_path: Path) -> None:
+    clean = {f"t{i}": torch.zeros(3, dtype=torch.int16) for i in range(30)}
+    (picked, *_) = sampled(clean, 0.1, "0-7")
+    other = next(name for name in clean if name not in sampled(clean, 0.1, "0-7"))
+    for name, expected in ((picked, [Difference("runtime-0", picked, 1)]), (other, [])):
+        broken = {key: tensor.clone() for key, tensor in clean.items()}
+        broken[name][2] ^= 1
+        verifier = Verifier(Stored(clean), {"runtime-0": Stored(broken)}, tmp_path, share=0.1)
+        assert verifier.verify(Path("d"), 7) == expected
+
+
+def test_a_sample_is_never_empty_and_a_full_one_is_everything() -> None:
+    tensors = _tensors()
+    assert len(sampled(tensors, 0.0, "x")) == 1
+    assert sampled(tensors, 1.0, "x") == tensors
+    assert sampled({}, 0.1, "x") == {}

@@ -7,6 +7,7 @@ with offsets into the blob; the blob. Tensors that share storage are written onc
 import json
 import struct
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.errors import PayloadError
-from dcr.model import from_json
+from dcr.model import digest_hex, from_json
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,18 @@ def write_dump(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> int:
         for tensor in tensors.values():
             out.write(_raw_bytes(tensor).tobytes())
     return offset
+
+
+def sampled(tensors: Mapping[str, "torch.Tensor"], share: float, sample: str) -> dict[str, "torch.Tensor"]:
+    """The ``share`` (0 to 1) of ``tensors`` whose names ``sample`` favours; at least one if there is any.
+
+    Every process that holds tensors of these names picks the same ones.
+    """
+    if share >= 1:
+        return dict(tensors)
+    favoured = sorted(tensors, key=lambda name: digest_hex(f"{sample} {name}".encode()))
+    kept = set(favoured[: max(1, ceil(share * len(favoured)))])
+    return {name: tensor for name, tensor in tensors.items() if name in kept}
 
 
 def read_dump(path: Path) -> dict[str, RawTensor]:

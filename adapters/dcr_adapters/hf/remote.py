@@ -38,9 +38,9 @@ class RemoteRuntime:
         """See ``RuntimeWorker.status``."""
         return self._found().call("status", RuntimeStatus)
 
-    def dump(self, path: str) -> int:
+    def dump(self, path: str, share: float = 1.0, sample: str = "") -> int:
         """See ``RuntimeWorker.dump``."""
-        return self._found().call("dump", int, path=path)
+        return self._found().call("dump", int, path=path, share=share, sample=sample)
 
     def load_dense(self, path: str, version: int) -> RuntimeStatus:
         """See ``RuntimeWorker.load_dense``."""

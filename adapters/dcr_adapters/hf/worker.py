@@ -15,7 +15,7 @@ import torch
 from dcr import observe
 from dcr.errors import ConfigError, PayloadError
 from dcr.receiver.ports import NativeLoader
-from dcr_adapters.hf.dump import write_dump
+from dcr_adapters.hf.dump import sampled, write_dump
 from dcr_adapters.hf.gate import ServingGate
 from dcr_adapters.hf.generate import generate_group
 from dcr_adapters.hf.pump import Pump, PumpedReceiver
@@ -127,12 +127,13 @@ class RuntimeWorker:
             self._name, os.getpid(), self._gate.version, self._gate.is_open, self._num_answers
         )
 
-    def dump(self, path: str) -> int:
+    def dump(self, path: str, share: float = 1.0, sample: str = "") -> int:
         """Write the raw bytes of every parameter and buffer to ``path`` (see ``dcr_adapters.hf.dump``).
 
-        Returns their number. The caller makes sure that no transition is under way.
+        ``share`` below 1: of the part of them that ``sample`` picks. Returns the number of bytes. The
+        caller makes sure that no transition is under way.
         """
-        return write_dump(Path(path), self._loader.resident())
+        return write_dump(Path(path), sampled(self._loader.resident(), share, sample))
 
     def load_dense(self, path: str, version: int) -> RuntimeStatus:
         """Stock dense refit: every tensor of a safetensors file through the native loader, gate closed.
@@ -143,11 +144,12 @@ class RuntimeWorker:
         """
         if self._agent is not None:
             raise ConfigError(f"{self._name} takes delta refits; start it with refit=dense to load files")
-        self._gate.close()
-        with torch.no_grad():
-            self._loader.load(_dense_tensors(path))
-        self._loader.synchronize()
-        self._gate.open(version, changed=True)
+        with observe.stage("runtime.load_dense", version=version):
+            self._gate.close()
+            with torch.no_grad():
+                self._loader.load(_dense_tensors(path))
+            self._loader.synchronize()
+            self._gate.open(version, changed=True)
         return self.status()
 
 

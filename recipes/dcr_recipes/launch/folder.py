@@ -84,7 +84,7 @@ def _lock(descriptor: int, folder: RunFolder, *, patience_s: float) -> None:
 def _prepare(folder: RunFolder, config: RunConfig) -> None:
     if folder.config.exists() and not config.resume:  # lost a race after choose()
         raise ConfigError(f"run_dir: {folder.root} exists; pass resume=true to continue it")
-    for stale in (folder.endpoints, folder.rendezvous):  # of processes that are gone
+    for stale in (folder.endpoints, folder.rendezvous, folder.phases):  # of processes that are gone
         shutil.rmtree(stale, ignore_errors=True)
     for path in (
         folder.rendezvous,
@@ -94,6 +94,7 @@ def _prepare(folder: RunFolder, config: RunConfig) -> None:
         folder.checkpoints,
         folder.dense,
         folder.verify,
+        folder.phases,
     ):
         path.mkdir(exist_ok=True)
     if config.transport.path:

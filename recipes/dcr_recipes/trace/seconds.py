@@ -1,0 +1,71 @@
+"""How long each stage of a transition took: the columns ``refit/<stage>_s`` of ``metrics.jsonl``."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dcr_recipes.trace.files import Life, Span, Tail
+
+STAGES: Mapping[str, str] = {
+    "compare": "owner.compare",
+    "project": "owner.project",
+    "encode": "owner.encode",
+    "compress": "owner.compress",
+    "send": "owner.send",
+    "decode": "receiver.decode",
+    "apply": "receiver.apply",
+    "check": "receiver.check",
+    "commit": "coordinator.commit",
+    "fold_in": "owner.fold_in",
+    "restore": "receiver.restore",
+    "load": "runtime.load_dense",
+}
+"""Column -> stage. ``load`` is a dense refit's whole work at a receiver, ``restore`` a recovery's."""
+
+_WITHOUT = {"owner.encode": "owner.compress"}
+"""Stages that are counted without another one that runs inside them."""
+_FOLD_IN = "owner.fold_in"
+_COUNTED_APART = ("owner.compare", "owner.project")
+"""A fold-in compares once more; that is part of the fold-in."""
+_NO_REFIT = frozenset({"oracle"})
+
+
+def stage_seconds(lives: Sequence[Life]) -> dict[str, float]:
+    """Seconds of every column: each process's spans summed, then the largest of all processes."""
+    totals: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for life in lives:
+        if life.header.process not in _NO_REFIT:
+            for name, num_ns in _totals(life.spans).items():
+                totals[name][life.header.process] += num_ns
+    return {
+        column: max(totals[name].values(), default=0) / 1e9 if name in totals else 0.0
+        for column, name in STAGES.items()
+    }
+
+
+def _totals(spans: Sequence[Span]) -> dict[str, int]:
+    folds = [span for span in spans if span.name == _FOLD_IN]
+    totals: dict[str, int] = defaultdict(int)
+    for span in spans:
+        if span.name in _COUNTED_APART and any(_inside(span, fold) for fold in folds):
+            continue
+        totals[span.name] += span.end_ns - span.start_ns
+    for outer, inner in _WITHOUT.items():
+        totals[outer] = max(0, totals[outer] - totals[inner])
+    return totals
+
+
+def _inside(span: Span, outer: Span) -> bool:
+    return span.thread == outer.thread and outer.start_ns <= span.start_ns and span.end_ns <= outer.end_ns
+
+
+class StageClock:
+    """Reads the processes' files as they grow; what came before it was made does not count."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tail = Tail(folder)
+        self._tail.take()
+
+    def take(self) -> dict[str, float]:
+        """Seconds by column since it was last asked; call it when a transition has ended everywhere."""
+        return stage_seconds(self._tail.take())
