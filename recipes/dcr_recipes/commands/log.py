@@ -1,0 +1,155 @@
+"""``dcr log``: the versions of a run."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dcr.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dcr.model import Catalogue, CommitRecord, ControlState, Manifest
+
+Row: TypeAlias = dict[str, Any]
+_FILE_COLUMNS = 140
+_SHOWN_DIGITS = 12
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "log",
+        help="list the versions of a run",
+        description="List the committed versions of a run, oldest first, from its archive. 'tries' counts the"
+        " attempts that a version took. Older versions' steps are those of metrics.jsonl.",
+    )
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default runs/latest")
+    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    parser.set_defaults(command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the log.
+
+    Raises:
+        ConfigError: there is no run.
+        IntegrityError: the chain of manifests is broken.
+    """
+    from dcr.transport.chain import chain
+    from dcr_recipes.commands.opened import open_run
+
+    opened = open_run(args.run)
+    state = opened.state()
+    catalogue = opened.site.catalogue(state.record)
+    manifests = chain(opened.site.archive, state.record)
+    rows = rows_of(state.record, manifests, catalogue, steps_of(opened.folder.metrics))
+    if args.json:
+        print(json.dumps({"run": state.run, "versions": rows, "active": _active(state)}, indent=2))
+    else:
+        _show(rows, state)
+    return 0
+
+
+def rows_of(
+    record: "CommitRecord", manifests: "Sequence[Manifest]", catalogue: "Catalogue", steps: Mapping[int, int]
+) -> list[Row]:
+    """One row a version. ``steps`` maps versions to training steps, as far as they are known."""
+    from dcr.commit.rules import join_audit
+
+    rows = []
+    for manifest in manifests:
+        version, parent = manifest.attempt.version, manifest.parent
+        last = version == record.version
+        rows.append(
+            {
+                "version": version,
+                "step": record.step if last else steps.get(version),
+                "attempt": str(manifest.attempt),
+                "num_attempts": manifest.attempt.number - parent[0].number if parent else 1,
+                "num_payloads": len(manifest.payloads),
+                "payload_bytes": sum(ref.num_bytes for ref in manifest.payloads),
+                "dense_bytes": catalogue.num_bytes,
+                "changed_fraction": _changed(manifest),
+                "overwrite_only": manifest.overwrite_only,
+                "parent": str(parent[0]) if parent else None,
+                "parent_manifest": parent[1] if parent else None,
+                "audit": record.audit if last else _audit(join_audit, catalogue, manifest),
+            }
+        )
+    return rows
+
+
+def steps_of(metrics: Path) -> dict[int, int]:
+    """Training step of each version that ``metrics.jsonl`` knows; version 0 is before the first step."""
+    from dcr_recipes.summary import MetricsLog
+
+    return {0: 0} | {row["version"]: row["step"] for row in MetricsLog(metrics).rows()}
+
+
+def _changed(manifest: "Manifest") -> float | None:
+    num_elements = sum(close.num_elements for close in manifest.owners)
+    return sum(close.num_changed for close in manifest.owners) / num_elements if num_elements else None
+
+
+def _audit(join: Any, catalogue: "Catalogue", manifest: "Manifest") -> str | None:
+    """Digest of the version's audit table, from its owners' parts; None if they do not cover the model."""
+    from dcr.audit import table_digest
+
+    try:
+        return table_digest(join(catalogue, manifest.owners))
+    except IntegrityError:
+        return None
+
+
+def _active(state: "ControlState") -> Row | None:
+    active = state.active
+    if active is None:
+        return None
+    return {"attempt": str(active.attempt), "step": active.candidate.step, "opened": active.opened}
+
+
+def _show(rows: list[Row], state: "ControlState") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_COLUMNS
+    console.print(f"run {state.run}, epoch {state.epoch}")
+    console.print(_table(rows))
+    if state.active is not None:
+        opened = "opened, overwrites only" if state.active.opened else "not opened"
+        console.print(f"attempt {state.active.attempt} is under way ({opened})")
+
+
+def _table(rows: list[Row]) -> "Table":
+    from rich.table import Table
+
+    from dcr_recipes.launch.progress import size
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("version", "step", "attempt", "tries", "payloads", "sent", "of dense", "changed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("encoding", "parent", "audit"):
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(
+            f"v{row['version']}",
+            _or_dash(row["step"]),
+            row["attempt"],
+            str(row["num_attempts"]),
+            str(row["num_payloads"]),
+            size(row["payload_bytes"]),
+            f"{100 * row['payload_bytes'] / max(row['dense_bytes'], 1):.2f}%",
+            "-" if row["changed_fraction"] is None else f"{100 * row['changed_fraction']:.3f}%",
+            "overwrite" if row["overwrite_only"] else "mixed",
+            _or_dash(row["parent"]),
+            _or_dash(row["audit"])[:_SHOWN_DIGITS],
+        )
+    return table
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
