@@ -22,7 +22,7 @@ from tests.simulation.parties import lost
 from tests.simulation.world import World
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Coordinator:
     """One process; ``script`` is None between requests, ``effect`` what it waits for."""
 
@@ -36,6 +36,9 @@ class Coordinator:
     last_attempts: int = 0
     answers: dict[str, Answer] = field(default_factory=dict)
     tried: set[AttemptId] = field(default_factory=set)
+
+    def __repr__(self) -> str:
+        return f"coordinator of epoch {self.context.epoch}"
 
     def start(self) -> None:
         """The first thing that a new coordinator does."""

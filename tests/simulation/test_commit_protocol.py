@@ -1,181 +1,148 @@
 """Deterministic simulation of Algorithm B.2 on the real scripts and agents.
 
 Every order, loss, delay, repetition and crash is a Hypothesis choice. A shrunk failure prints as
-a straight-line program. Faults have a budget and ``drain`` ends most runs, or no run would ever
-commit; the events tell how often which kind of commit was reached.
+a straight-line program. Every rule first lets a coordinator go on for a while, faults have a
+budget and each run is drained at its end: else no run would ever commit. The events tell how
+often which kind of commit was reached.
 """
 
 import sys
+from collections.abc import Callable, Sequence
 
 from hypothesis import event, note
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dcr.commit.effects import CompareAndSet, Gather
+from dcr.commit.effects import CompareAndSet, Effect, Gather
 from tests.simulation.coordinators import Coordinator
 from tests.simulation.parties import NUM_OWNERS, Tensors
 from tests.simulation.world import RECEIVERS, World, copy_of
 
 MAX_FAULTS = 8
 MAX_DRAIN_STEPS = 600
-WORDS = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 0xFFFF)), max_size=3)
+FLIPS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 0xFFFF)), min_size=1, max_size=3)
+STEPS = st.just(0) | st.integers(0, 30)  # a transition without faults takes about 26
+CRASH_AT = st.integers(0, 12)  # 0: not at all
+RECEIVER = st.integers(0, len(RECEIVERS) - 1)
+RANK = st.integers(0, NUM_OWNERS - 1)
+
+
+FREE = ("late_write_arrives", "late_call_arrives", "pump", "ask_to_be_admitted", "train", "drain")
+DISTURBANCES = (
+    "lose_commit", "crash_owner", "lose_call", "answer_and_keep_a_copy", "crash_trainer", "lose_write",
+    "crash_receiver", "crash_coordinator", "second_coordinator", *FREE,
+)  # fmt: skip
+PLAN = st.lists(st.tuples(STEPS, st.sampled_from(DISTURBANCES)), min_size=2, max_size=5)
+
+
+def is_commit(effect: Effect | None) -> bool:
+    """Whether the effect is the write that moves the record."""
+    return isinstance(effect, CompareAndSet) and effect.state.record != effect.expected.record
 
 
 class CommitProtocol(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = World()
+    @initialize(max_attempts=st.integers(1, 3))
+    def start(self, max_attempts: int) -> None:
+        self.world = World(max_attempts)
         self.coordinators: list[Coordinator] = []
         self.faults = 0
-        self.commits = 0
-
-    @initialize()
-    def first_coordinator(self) -> None:
         self._start()
 
-    # ---- without faults ----
+    @rule(data=st.data(), plan=PLAN)
+    def disturb(self, data: st.DataObject, plan: list[tuple[int, str]]) -> None:
+        """One rule for all, so that none is crowded out; those that cost count against the budget."""
+        for steps, kind in plan:
+            coordinator = self._advance(data, steps)
+            if coordinator is not None and (kind in FREE or self.faults < MAX_FAULTS):
+                self.faults += kind not in FREE
+                note(f"{kind} after {steps} steps")
+                getattr(self, kind)(data, coordinator)
+                self.check()
 
-    @precondition(lambda self: self.world.trainer.request is None)
-    @rule(flips=WORDS)
-    def train(self, flips: list[tuple[int, int]]) -> None:
-        self.world.train(self._flipped(flips))
+    # ---- disturbances ----
 
-    @rule(data=st.data(), steps=st.integers(1, 25))
-    def progress(self, data: st.DataObject, steps: int) -> None:
-        """One coordinator goes on for a while; its calls are answered in any order."""
-        coordinator = data.draw(st.sampled_from(self.coordinators))
-        for _ in range(steps):
-            if coordinator.dead or not self._wake(coordinator):
-                return
-            if len(coordinator.pending) > 1:
-                call = data.draw(st.sampled_from(coordinator.pending), "next answered")
-                coordinator.answer(call, self.world.deliver(call))
-            else:
-                coordinator.perform()
-            self.check()
+    def train(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """An optimizer step that changes little, the same word twice, or nothing (P15)."""
+        self._train(data.draw(FLIPS))
 
-    @rule(i=st.integers(0, len(RECEIVERS) - 1))
-    def pump(self, i: int) -> None:
+    def pump(self, data: st.DataObject, coordinator: Coordinator) -> None:
         """A receiver applies what is visible before it is asked to finish."""
-        self.world.receivers[i].agent.pump()
+        self.world.pump(data.draw(RECEIVER))
 
-    @rule(i=st.integers(0, len(RECEIVERS) - 1), data=st.data())
-    def ask_to_be_admitted(self, i: int, data: st.DataObject) -> None:
-        coordinator = data.draw(st.sampled_from(self.coordinators))
-        if not coordinator.dead and coordinator.script is None:
-            coordinator.ask_admit(RECEIVERS[i])
+    def ask_to_be_admitted(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        if coordinator.script is None:
+            coordinator.ask_admit(RECEIVERS[data.draw(RECEIVER)])
 
-    # ---- faults ----
-
-    @precondition(lambda self: self.faults < MAX_FAULTS and self._gathering())
-    @rule(data=st.data(), executed=st.booleans(), late=st.booleans(), crash_at=st.integers(0, 12))
-    def lose_call(self, data: st.DataObject, executed: bool, late: bool, crash_at: int) -> None:
-        self.faults += 1
-        coordinator = data.draw(st.sampled_from(self._gathering()))
-        call = data.draw(st.sampled_from(coordinator.pending))
-        note(f"{call.method} at {call.target} is lost")
-        coordinator.lose_call(call, executed=executed, late=late, crash_at=crash_at)
-
-    @precondition(lambda self: self.faults < MAX_FAULTS and self._gathering())
-    @rule(data=st.data())
-    def answer_and_keep_a_copy(self, data: st.DataObject) -> None:
-        self.faults += 1
-        coordinator = data.draw(st.sampled_from(self._gathering()))
-        call = data.draw(st.sampled_from(coordinator.pending))
-        self.world.late_calls.append(call)
-        coordinator.answer(call, self.world.deliver(call))
-
-    @precondition(lambda self: self.world.late_calls)
-    @rule(data=st.data(), again=st.booleans())
-    def late_call_arrives(self, data: st.DataObject, again: bool) -> None:
+    def late_call_arrives(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """The receivers may also apply what they see before anything else happens."""
+        if not self.world.late_calls:
+            return
         call = data.draw(st.sampled_from(self.world.late_calls))
         note(f"late {call.method} at {call.target}: {call.params.get('attempt')}")
-        if not again or self.faults >= MAX_FAULTS:
-            self.world.late_calls.remove(call)
-        self.faults += again
+        self.world.late_calls.remove(call)
         self.world.deliver(call)
+        for i in range(len(RECEIVERS)) if data.draw(st.booleans(), "pumped") else ():
+            self.world.pump(i)
 
-    @precondition(lambda self: self.faults < MAX_FAULTS and self._writing())
-    @rule(data=st.data(), landed=st.booleans(), late=st.booleans())
-    def lose_write(self, data: st.DataObject, landed: bool, late: bool) -> None:
-        self.faults += 1
-        coordinator = data.draw(st.sampled_from(self._writing()))
-        coordinator.lose_write(landed=landed, late=late)
+    def late_write_arrives(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        if self.world.late_writes:
+            self.world.write(self.world.late_writes.pop(0))
 
-    @precondition(lambda self: self.faults < MAX_FAULTS)
-    @rule(data=st.data(), landed=st.booleans(), late=st.booleans())
-    def lose_commit(self, data: st.DataObject, landed: bool, late: bool) -> None:
-        """The one write whose answer matters: go on until it is next, then lose its answer."""
-        coordinator = data.draw(st.sampled_from(self.coordinators))
-        for _ in range(MAX_DRAIN_STEPS):
-            if coordinator.dead or not self._wake(coordinator):
-                return
-            effect = coordinator.effect
-            if isinstance(effect, CompareAndSet) and effect.state.record != effect.expected.record:
-                self.faults += 1
-                coordinator.lose_write(landed=landed, late=late)
-                return
-            coordinator.perform()
-            self.check()
+    def lose_call(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """The answer of one of the next calls is lost; the call too, or it is late."""
+        if not self._reach(coordinator, lambda effect: isinstance(effect, Gather)):
+            return
+        call = data.draw(st.sampled_from(coordinator.pending), "lost")
+        executed, late, crash_at = data.draw(st.tuples(st.booleans(), st.booleans(), CRASH_AT))
+        coordinator.lose_call(call, executed=executed, late=late, crash_at=crash_at)
 
-    @precondition(lambda self: self.world.late_writes)
-    @rule(data=st.data())
-    def late_write_arrives(self, data: st.DataObject) -> None:
-        i = data.draw(st.integers(0, len(self.world.late_writes) - 1))
-        self.world.write(self.world.late_writes.pop(i))
+    def answer_and_keep_a_copy(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        if self._reach(coordinator, lambda effect: isinstance(effect, Gather)):
+            call = data.draw(st.sampled_from(coordinator.pending), "repeated later")
+            self.world.late_calls.append(call)
+            coordinator.answer(call, self.world.deliver(call))
 
-    @precondition(lambda self: self.faults < MAX_FAULTS)
-    @rule(i=st.integers(0, len(RECEIVERS) - 1))
-    def crash_receiver(self, i: int) -> None:
-        self.faults += 1
-        self.world.receivers[i].start()
+    def lose_write(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        if self._reach(coordinator, lambda effect: isinstance(effect, CompareAndSet)):
+            landed, late = data.draw(st.tuples(st.booleans(), st.booleans()), "landed, late")
+            coordinator.lose_write(landed=landed, late=late)
 
-    @precondition(lambda self: self.faults < MAX_FAULTS)
-    @rule(rank=st.integers(0, NUM_OWNERS - 1), flips=WORDS)
-    def crash_owner(self, rank: int, flips: list[tuple[int, int]]) -> None:
-        self.faults += 1
-        self.world.restart_owner(rank, self._flipped(flips) if flips else None)
+    def lose_commit(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """The one write whose answer matters."""
+        if self._reach(coordinator, is_commit):
+            landed, late = data.draw(st.tuples(st.booleans(), st.booleans()), "landed, late")
+            coordinator.lose_write(landed=landed, late=late)
 
-    @precondition(lambda self: self.faults < MAX_FAULTS)
-    @rule(flips=WORDS)
-    def crash_trainer(self, flips: list[tuple[int, int]]) -> None:
-        self.faults += 1
-        self.world.restart_trainer(self._flipped(flips) if flips else None)
+    def crash_receiver(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        self.world.receivers[data.draw(RECEIVER)].start()
 
-    @precondition(lambda self: self.faults < MAX_FAULTS)
-    @rule(data=st.data(), late=st.booleans())
-    def crash_coordinator(self, data: st.DataObject, late: bool) -> None:
-        """Its calls may still arrive; another one, which it may not know of, takes over."""
-        self.faults += 1
-        coordinator = data.draw(st.sampled_from(self.coordinators))
-        if late:
-            self.world.late_calls += coordinator.pending
+    def crash_owner(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """It comes back with the same step's weights, as they were or, with flips, others."""
+        self.world.restart_owner(data.draw(RANK, "rank"), self._other_weights(data))
+
+    def crash_trainer(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        self.world.restart_trainer(self._other_weights(data))
+
+    def crash_coordinator(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """Its calls may still arrive; another one takes over."""
+        self.world.late_calls += coordinator.pending if data.draw(st.booleans(), "late") else []
         coordinator.dead = True
         self._start()
 
-    @precondition(lambda self: self.faults < MAX_FAULTS and len(self._alive()) < 2)
-    @rule()
-    def second_coordinator(self) -> None:
-        self.faults += 1
-        self._start()
+    def second_coordinator(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """It takes over from one that lives and knows nothing of it."""
+        if len(self._alive()) < 2:
+            self._start()
 
     # ---- the common case ----
 
-    @rule()
-    def drain(self) -> None:
+    def drain(self, data: st.DataObject | None = None, coordinator: Coordinator | None = None) -> None:
         """Without further faults a transition reaches its commit, and everybody serves it."""
-        before = self.world.state.record.version
-        if self.world.trainer.request is None:
-            self.world.train(self._flipped([(before % 8, 1)]))
+        self._train()
         if any(owner.agent.collect(None).step is None for owner in self.world.owners):
             self.world.restart_trainer()
-        coordinator = self._latest()
+        alive = self._alive()
+        coordinator = alive[-1] if alive else self._start()
         for _ in range(MAX_DRAIN_STEPS):
             if self.world.trainer.request is None and coordinator.script is None:
                 break
@@ -185,15 +152,15 @@ class CommitProtocol(RuleBasedStateMachine):
                 coordinator.perform()
             self.check()
         assert self.world.trainer.request is None, "no faults, and yet no commit"
-        if coordinator.last_attempts:
-            event(f"drained to a commit on try {coordinator.last_attempts}")
+        event(f"drained to a commit on try {coordinator.last_attempts}")
 
     @invariant()
     def check(self) -> None:
         self.world.check()
-        self.commits = len(self.world.truth) - 1
 
     def teardown(self) -> None:  # type: ignore[explicit-override]  # typing.override: 3.12
+        if not hasattr(self, "world"):
+            return
         try:
             if sys.exc_info()[0] is None:
                 self._finish()
@@ -204,7 +171,7 @@ class CommitProtocol(RuleBasedStateMachine):
         self.drain()
         self.drain()  # a whole transition without any fault
         self.world.check_finished()
-        event(f"commits: {min(self.commits, 6)}")
+        event(f"commits: {min(len(self.world.truth) - 1, 10)}")
         event(f"faults: {self.faults}")
 
     # ---- helpers ----
@@ -215,6 +182,39 @@ class CommitProtocol(RuleBasedStateMachine):
         self.coordinators.append(coordinator)
         return coordinator
 
+    def _advance(self, data: st.DataObject, steps: int) -> Coordinator | None:
+        """One living coordinator goes on; its calls are answered in any order."""
+        coordinator = self._pick(data, self._alive())
+        if steps and coordinator is not None and coordinator.script is None:
+            self._train()
+        for _ in range(steps):
+            if coordinator is None or coordinator.dead or not self._wake(coordinator):
+                break
+            if len(coordinator.pending) > 1:
+                call = data.draw(st.sampled_from(coordinator.pending), "next answered")
+                coordinator.answer(call, self.world.deliver(call))
+            else:
+                coordinator.perform()
+            self.check()
+        return coordinator
+
+    def _reach(self, coordinator: Coordinator, wanted: Callable[[Effect | None], bool]) -> bool:
+        """Go on until such an effect is next."""
+        self._train()
+        for _ in range(MAX_DRAIN_STEPS):
+            if coordinator.dead or not self._wake(coordinator):
+                return False
+            if wanted(coordinator.effect):
+                return True
+            coordinator.perform()
+            self.check()
+        return False
+
+    def _train(self, flips: Sequence[tuple[int, int]] = ()) -> None:
+        """The next optimizer step, unless the last one is not committed yet."""
+        if self.world.trainer.request is None:
+            self.world.train(self._flipped(flips or [(self.world.state.record.version % 8, 1)]))
+
     def _wake(self, coordinator: Coordinator) -> bool:
         """Let an idle coordinator take the trainer's request; whether it has something to do."""
         request = self.world.trainer.request
@@ -222,20 +222,17 @@ class CommitProtocol(RuleBasedStateMachine):
             coordinator.ask(request)
         return coordinator.script is not None
 
+    def _pick(self, data: st.DataObject, some: list[Coordinator]) -> Coordinator | None:
+        return data.draw(st.sampled_from(some)) if some else None
+
     def _alive(self) -> list[Coordinator]:
         return [coordinator for coordinator in self.coordinators if not coordinator.dead]
 
-    def _latest(self) -> Coordinator:
-        alive = self._alive()
-        return alive[-1] if alive else self._start()
+    def _other_weights(self, data: st.DataObject) -> Tensors | None:
+        """What a restarted trainer makes of the same step: the same again (None), or not."""
+        return None if data.draw(st.booleans(), "same weights") else self._flipped(data.draw(FLIPS))
 
-    def _gathering(self) -> list[Coordinator]:
-        return [one for one in self._alive() if isinstance(one.effect, Gather)]
-
-    def _writing(self) -> list[Coordinator]:
-        return [one for one in self._alive() if isinstance(one.effect, CompareAndSet)]
-
-    def _flipped(self, flips: list[tuple[int, int]]) -> Tensors:
+    def _flipped(self, flips: Sequence[tuple[int, int]]) -> Tensors:
         """The committed words with some bits flipped: a next optimizer step."""
         words = copy_of(self.world.truth[self.world.state.record.version])
         for index, mask in flips:

@@ -6,6 +6,7 @@ candidate had presented, element by element.
 
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -18,7 +19,7 @@ from dcr.commit.driver import Driver
 from dcr.commit.effects import Call, CompareAndSet
 from dcr.commit.lifecycle import FIRST_EPOCH, create_run
 from dcr.config import CommitConfig
-from dcr.errors import Conflict
+from dcr.errors import Conflict, RefitError
 from dcr.model import ApplyAck, AttemptId, CandidateId, ControlState, ReceiverState
 from dcr.transport.archive import StoreArchive
 from dcr.transport.memory import MemoryStore
@@ -26,7 +27,6 @@ from dcr.transport.replay import replay
 from tests.simulation.parties import CATALOGUE, NUM_OWNERS, Crash, Owner, Receiver, Tensors, call, lost
 
 RUN = CATALOGUE.run
-CONFIG = CommitConfig(max_attempts=2, retry_pause_s=0.0)
 RECEIVERS = ("runtime-0", "runtime-1")
 
 
@@ -52,7 +52,8 @@ class Trainer:
 class World:
     """Everything but the coordinators."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_attempts: int = 2) -> None:
+        self.config = CommitConfig(max_attempts=max_attempts, retry_pause_s=0.0)
         self.folder = Path(tempfile.mkdtemp(prefix="dcr-simulation-"))
         self.store = MemoryStore()
         self.archive = StoreArchive(self.store, RUN)
@@ -75,7 +76,7 @@ class World:
     def context(self) -> Context:
         """What a coordinator starts with; resuming gives it its epoch."""
         owners = tuple(owner.name for owner in self.owners)
-        return Context(RUN, FIRST_EPOCH, owners, RECEIVERS, CATALOGUE, CONFIG, self.nonce)
+        return Context(RUN, FIRST_EPOCH, owners, RECEIVERS, CATALOGUE, self.config, self.nonce)
 
     def nonce(self) -> str:
         """Deterministic, and unique in this world."""
@@ -144,6 +145,11 @@ class World:
         except Crash:
             self.restart_owner(owner.rank)
             return lost()
+
+    def pump(self, i: int) -> None:
+        """A receiver's background thread applies what it sees; failing to fetch is no fault of it."""
+        with suppress(RefitError):
+            self.receivers[i].agent.pump()
 
     def write(self, effect: CompareAndSet) -> Conflict | None:
         """Carry out a compare-and-set, and check every commit as it happens."""

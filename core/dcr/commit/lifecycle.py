@@ -8,7 +8,7 @@ from dcr.commit.completion import fold_in, settle
 from dcr.commit.context import Context
 from dcr.commit.coordinator import store_object
 from dcr.commit.effects import CreateState, Pause, Script
-from dcr.commit.register import claim, prepare_attempt, read_any, read_state
+from dcr.commit.register import WRITE_TRIES, claim, prepare_attempt, read_any, read_state
 from dcr.commit.rules import join_audit, join_manifest, lagging, needs_restore
 from dcr.commit.transitions import new_run
 from dcr.errors import (
@@ -70,7 +70,7 @@ def already_exists(run: RunId, version: int | None = None) -> ConfigError:
 
 def create_state(context: Context, state: ControlState) -> Script[None]:
     """Create-if-absent whose lost answer is resolved by looking whose value is there."""
-    for _ in range(context.config.max_attempts):
+    for _ in range(WRITE_TRIES):
         answer: RefitError | None = yield CreateState(state)
         if answer is None:
             return
@@ -97,7 +97,7 @@ def resume_run(context: Context) -> Script[tuple[Context, CommitRecord]]:
         MissingObject: there is no such run.
         Unreachable: an owner stayed away; start again when it is back.
     """
-    state = yield from claim(context.nonce, context.config.max_attempts)
+    state = yield from claim(context.nonce)
     check_catalogue(context, state.record)
     context = replace(context, epoch=state.epoch)
     record = state.record

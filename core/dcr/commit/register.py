@@ -13,6 +13,8 @@ from dcr.errors import Conflict, OutcomeUnknown, RefitError, StoreError
 from dcr.model import ActiveAttempt, AttemptId, CandidateId, CommitRecord, ControlState
 
 Update = Callable[[ControlState], ControlState]
+WRITE_TRIES = 20
+"""How often a write whose answer was lost, or that met another's, is made again."""
 
 
 def read_state(context: Context) -> Script[ControlState]:
@@ -30,7 +32,7 @@ def read_any() -> Script[ControlState]:
     return state
 
 
-def change(update: Update, max_tries: int) -> Script[ControlState]:
+def change(update: Update) -> Script[ControlState]:
     """Apply ``update`` to the current value by compare-and-set and return what is now stored.
 
     ``update`` returns its argument when nothing is left to do, and raises when its preconditions
@@ -42,7 +44,7 @@ def change(update: Update, max_tries: int) -> Script[ControlState]:
         StoreError: the control plane failed.
     """
     last: RefitError = OutcomeUnknown("the control plane was never asked")
-    for _ in range(max_tries):
+    for _ in range(WRITE_TRIES):
         state = yield from read_any()
         wanted = update(state)
         if wanted == state:
@@ -66,7 +68,7 @@ def prepare_attempt(
             raise Conflict(f"version {state.record.version} is committed, not {parent_version}")
         return prepare(state, candidate, epoch=context.epoch, nonce=context.nonce())
 
-    state = yield from change(update, context.config.max_attempts)
+    state = yield from change(update)
     if state.active is None:
         raise AssertionError("prepare leaves an active attempt")
     return state, state.active
@@ -80,19 +82,17 @@ def open_transition(context: Context, attempt: AttemptId) -> Script[ControlState
         marked = mark_opened(state, attempt, nonce=context.nonce())
         return state if state.active is not None and state.active.opened else marked
 
-    return (yield from change(update, context.config.max_attempts))
+    return (yield from change(update))
 
 
 def abandon_attempt(context: Context, attempt: AttemptId) -> Script[None]:
     """Clear ``attempt`` and its candidate; raises Conflict if it was replaced."""
-    yield from change(
-        lambda state: abandon(state, attempt, nonce=context.nonce()), context.config.max_attempts
-    )
+    yield from change(lambda state: abandon(state, attempt, nonce=context.nonce()))
 
 
-def claim(nonce: Callable[[], str], max_tries: int) -> Script[ControlState]:
+def claim(nonce: Callable[[], str]) -> Script[ControlState]:
     """Take the run over with the next epoch (P1); a commit of the old epoch has landed or never will."""
-    return (yield from change(lambda state: take_over(state, nonce()), max_tries))
+    return (yield from change(lambda state: take_over(state, nonce())))
 
 
 def commit_record(context: Context, prepared: ControlState, committed: ControlState) -> Script[bool]:
@@ -114,7 +114,7 @@ def resolve_commit(context: Context, record: CommitRecord, prepared: ControlStat
     "Not ours" proves nothing while the write may still be in flight: a new prepare of the same
     candidate makes it fail first.
     """
-    for _ in range(context.config.max_attempts):
+    for _ in range(WRITE_TRIES):
         state: ControlState | RefitError = yield ReadState()
         if isinstance(state, StoreError):
             yield Pause(context.config.retry_pause_s)
