@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from dcr.errors import ConfigError
 from dcr_recipes.config import GROUPS, RULES, RunConfig, leaves
 from dcr_recipes.faults import parse_kill
+from dcr_recipes.models.catalogue import TINY, canonical
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -27,7 +28,10 @@ def compose(words: Sequence[str]) -> RunConfig:
         ConfigError: an unknown key or choice, a wrong type, or a value out of range.
     """
     pairs = [_split(word) for word in words]
-    tree = _compose_groups([(key, text) for key, text in pairs if key in GROUPS])
+    picked = [(key, text) for key, text in pairs if key in GROUPS]
+    if ("model", TINY) in pairs and "recipe" not in dict(picked):
+        picked.append(("recipe", "grpo_tiny"))  # it speaks no language: the default recipe is not for it
+    tree = _compose_groups(picked)
     for key, text in pairs:
         if key not in GROUPS:
             _assign(tree, key, text)
@@ -160,6 +164,13 @@ def _checked(tree: object) -> RunConfig:
         _check_leaf(key, value)
     for entry in config.faults.kill:
         parse_kill(entry)
+    config.model = canonical(config.model)
+    if config.model == TINY and config.recipe.task != "random_tokens":
+        raise ConfigError(
+            f"recipe.task: model=tiny has no tokenizer for {config.recipe.task}; use recipe=grpo_tiny"
+        )
+    if config.faults.kill_runtime_every and config.refit != "dcr":
+        raise ConfigError("faults.kill_runtime_every: kills while a delta is applied, so it needs refit=dcr")
     if config.recipe.prompts % config.trainer.ranks:
         ranks, prompts = config.trainer.ranks, config.recipe.prompts
         raise ConfigError(f"recipe.prompts: must be a multiple of trainer.ranks = {ranks}, got {prompts}")

@@ -53,13 +53,15 @@ class CommitPlaneConfig(CommitConfig):
 
 @dataclass(slots=True)
 class RecipeConfig:
-    """GRPO. Sizes are counts; ``prompt_tokens`` and ``response_tokens`` are the fixed batch shape."""
+    """GRPO. Sizes are counts; ``prompt_tokens`` is the length of random prompts, others have their own."""
 
     name: str = "grpo"
-    prompts: int = 2
-    group_size: int = 8
+    task: str = "chain_sum"
+    prompts: int = 4
+    group_size: int = 4
     prompt_tokens: int = 8
     response_tokens: int = 16
+    temperature: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.28
     weight_decay: float = 0.0
@@ -73,6 +75,7 @@ class FaultsConfig:
     """
 
     kill: list[str] = field(default_factory=list)
+    kill_runtime_every: int = 0
     max_restarts: int = 10
 
 
@@ -80,15 +83,16 @@ class FaultsConfig:
 class RunConfig:
     """One run of ``dcr grpo``."""
 
-    model: str = "tiny"
+    model: str = "smollm2"
     steps: int = 20
     refit: str = "dcr"
     seed: int = 0
-    lr: float = 1e-6
+    lr: float = 3e-6
     run_dir: str = ""
     resume: bool = False
     verify: str = "full"
     check: str = "full"
+    trace: bool = True
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
@@ -117,15 +121,19 @@ class Rule:
 GROUPS = ("trainer", "runtime", "transport", "commit", "codec", "recipe")
 
 RULES: Mapping[str, Rule] = {
-    "model": Rule("policy to train", ("tiny",), fixed=True),
+    "model": Rule("smollm2, tiny (random), or the folder of a Hugging Face checkpoint", fixed=True),
     "steps": Rule("optimizer steps in all", minimum=0),
     "refit": Rule("move changed bits, or every byte", ("dcr", "dense"), fixed=True),
     "seed": Rule("seed of weights, prompts and sampling", minimum=0, fixed=True),
     "lr": Rule("learning rate of AdamW", minimum=0.0, fixed=True),
     "run_dir": Rule("folder of the run; default runs/<recipe>-<time>"),
     "resume": Rule("continue the run in run_dir (default: runs/latest)"),
-    "verify": Rule("count differing bits of every instance after every refit", ("full", "off")),
+    "verify": Rule(
+        "differing bits of every instance after every refit: in all tensors, in a tenth, or not counted",
+        ("full", "sampled", "off"),
+    ),
     "check": Rule("receivers' own check before they acknowledge", ("full", "written", "off")),
+    "trace": Rule("record every process's stages: trace.json and the seconds by stage"),
     "trainer.name": Rule("training framework", ("fsdp",), fixed=True),
     "trainer.ranks": Rule("trainer processes", minimum=1, fixed=True),
     "trainer.threads": Rule("compute threads of each", minimum=1, fixed=True),
@@ -143,14 +151,17 @@ RULES: Mapping[str, Rule] = {
     "codec.chunk_mib": Rule("MiB of source per chunk", minimum=1),
     "codec.bucket_mib": Rule("MiB of source per payload", minimum=1),
     "recipe.name": Rule("training recipe", ("grpo",), fixed=True),
+    "recipe.task": Rule("where prompts and rewards come from", ("chain_sum", "random_tokens"), fixed=True),
     "recipe.prompts": Rule("prompt groups per step", minimum=1, fixed=True),
     "recipe.group_size": Rule("responses per prompt", minimum=2, fixed=True),
-    "recipe.prompt_tokens": Rule("tokens of a prompt", minimum=1, fixed=True),
+    "recipe.prompt_tokens": Rule("tokens of a random prompt", minimum=1, fixed=True),
     "recipe.response_tokens": Rule("tokens of a response", minimum=1, fixed=True),
+    "recipe.temperature": Rule("sampling temperature", minimum=1e-3, fixed=True),
     "recipe.clip_low": Rule("lower clip of the ratio", minimum=0.0, fixed=True),
     "recipe.clip_high": Rule("upper clip of the ratio", minimum=0.0, fixed=True),
     "recipe.weight_decay": Rule("weight decay of AdamW", minimum=0.0, fixed=True),
     "faults.kill": Rule("tests: process:point:nth[:incarnation], ..."),
+    "faults.kill_runtime_every": Rule("kill a runtime in the midst of every n-th refit; 0: never", minimum=0),
     "faults.max_restarts": Rule("restarts of dead processes before the run fails", minimum=0),
 }
 """By dotted key. A key without a rule is one of the core's positive numbers and needs no help line."""

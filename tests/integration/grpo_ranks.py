@@ -21,7 +21,8 @@ from dcr_recipes.grpo.metrics import run_token_digest, weights_digest
 from dcr_recipes.grpo.policy import build_tiny
 from dcr_recipes.grpo.rollout import RolloutClient
 from dcr_recipes.grpo.settings import GrpoSettings, ModelSizes
-from dcr_recipes.grpo.training import assemble
+from dcr_recipes.grpo.tasks import random_tokens
+from dcr_recipes.grpo.training import Start, assemble
 
 SIZES = ModelSizes()
 STEP_THAT_IS_NOT_COMMITTED = 3
@@ -82,8 +83,7 @@ def main() -> None:
 def _run(folder: Path, steps: int, settings: GrpoSettings) -> dict[str, object]:
     served = Served(settings.seed, folder) if dist.get_rank() == 0 else None
     training = assemble(
-        settings,
-        SIZES,
+        Start(build_tiny(SIZES, settings.seed), random_tokens(settings, SIZES.vocabulary), settings),
         checkpoints=folder / "checkpoints",
         run="0" * 32,
         rollouts=served.rollouts if served else None,

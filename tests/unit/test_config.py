@@ -63,7 +63,7 @@ WRONG = {
     "lr=inf": "lr: must be below inf",
     "resume=maybe": "resume: expected true or false, got 'maybe'",
     "refit=sparse": "refit: 'sparse' is not a choice; accepted: dcr, dense",
-    "recipe=ppo": "recipe: 'ppo' is not a choice; accepted: grpo",
+    "recipe=ppo": "recipe: 'ppo' is not a choice; accepted: grpo_smollm2, grpo_tiny",
     "codec.name=none": "codec.name: 'none' is not a choice; accepted:",
     "runtime.port=65536": "runtime.port: must be below 65536",
     "commit.retry_pause_s=-1": "commit.retry_pause_s: must be at least 0",
@@ -106,7 +106,7 @@ def test_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_resume_keeps_what_the_run_was_started_with() -> None:
     saved = compose(["seed=7", "steps=3", "verify=off"])
-    resumed = recompose(saved, ["resume=true", "steps=5", "recipe=grpo"])
+    resumed = recompose(saved, ["resume=true", "steps=5", "recipe=grpo_smollm2"])
     assert (resumed.seed, resumed.steps, resumed.verify, resumed.resume) == (7, 5, "off", True)
     with pytest.raises(ConfigError, match="seed: this run was started with 7; 8 needs a new run_dir"):
         recompose(saved, ["seed=8"])

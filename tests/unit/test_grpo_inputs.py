@@ -8,7 +8,7 @@ from dcr.errors import ConfigError, IntegrityError
 from dcr_recipes.config import RunConfig
 from dcr_recipes.grpo.metrics import StepMetrics, run_token_digest, token_digest, weights_digest
 from dcr_recipes.grpo.proof import require_served
-from dcr_recipes.grpo.rewards import MeanTokenId, make_reward
+from dcr_recipes.grpo.rewards import MeanTokenId
 from dcr_recipes.grpo.sampler import Prompt, random_prompts
 from dcr_recipes.grpo.seeds import response_seed
 from dcr_recipes.grpo.settings import GrpoSettings, settings_of
@@ -35,7 +35,7 @@ def test_prompts_depend_on_seed_and_step_only() -> None:
 
 def test_reward_of_random_tokens_always_has_a_spread() -> None:
     draw = torch.Generator().manual_seed(0)
-    reward = make_reward("mean_token_id", 515)
+    reward = MeanTokenId(515)
     for _ in range(200):
         scores = reward.score(Prompt((1,)), torch.randint(515, (4, 8), generator=draw))
         assert scores.dtype == torch.float64
@@ -50,8 +50,6 @@ def test_reward_is_the_documented_sum() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ConfigError, match="mean_token_id"):
-        make_reward("nonsense", 10)
     with pytest.raises(ConfigError, match=r"recipe\.prompts = 3 .* trainer\.ranks = 2"):
         GrpoSettings(num_prompts=3).groups_per_rank(2)
 

@@ -1,4 +1,4 @@
-"""The trained policy: a tiny random Llama, equal on every process, sharded with FSDP2 in FP32."""
+"""The trained policy, sharded with FSDP2 in FP32, and the tiny random one, equal on every process."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,22 @@ def save_tiny(sizes: ModelSizes, seed: int, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
+def repeated_layers(model: "nn.Module") -> list["nn.Module"]:
+    """Members of the outermost module lists that hold parameters: the units that are gathered at a time.
+
+    Found by structure, so any architecture will do; lists within a layer (experts) stay with it.
+    """
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            layers += [member for member in child if next(member.parameters(), None) is not None]
+        else:
+            layers += repeated_layers(child)
+    return layers
+
+
 def shard_policy(model: "nn.Module", mesh: "DeviceMesh", settings: GrpoSettings) -> Policy:
     """Shard ``model`` (equal on all ranks) over ``mesh``: FP32 masters, FP32 reduction, AdamW.
 
@@ -80,7 +96,7 @@ def shard_policy(model: "nn.Module", mesh: "DeviceMesh", settings: GrpoSettings)
 
     compute = torch.bfloat16 if settings.bf16_compute else torch.float32
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    for layer in model.get_submodule("model.layers").children():
+    for layer in repeated_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
     optimizer = torch.optim.AdamW(

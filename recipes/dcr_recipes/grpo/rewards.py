@@ -1,12 +1,10 @@
-"""Rewards by name. A reward is a pure function, so every rank computes the same ones."""
+"""Rewards. A reward is a pure function, so every rank computes the same ones."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from dcr.errors import ConfigError
 from dcr_recipes.grpo.sampler import Prompt
 
 
@@ -34,18 +32,3 @@ class MeanTokenId:
         level = tokens.double().mean(dim=1) / self.vocabulary
         distinct = torch.tensor([len(set(row)) for row in tokens.tolist()], dtype=torch.float64)
         return level + self.variety * distinct / tokens.shape[1]
-
-
-REWARDS: Mapping[str, Callable[[int], Reward]] = {"mean_token_id": MeanTokenId}
-"""Name -> factory that takes the vocabulary size."""
-
-
-def make_reward(name: str, vocabulary: int) -> Reward:
-    """Build the reward called ``name``.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if name not in REWARDS:
-        raise ConfigError(f"unknown reward {name!r}; known: {', '.join(sorted(REWARDS))}")
-    return REWARDS[name](vocabulary)

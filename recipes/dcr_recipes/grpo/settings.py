@@ -38,8 +38,6 @@ class GrpoSettings:
     response_tokens: int = 16
     temperature: float = 1.0
     bf16_compute: bool = True
-    eos_id: int | None = None
-    reward: str = "mean_token_id"
 
     def groups_per_rank(self, world_size: int) -> int:
         """Prompt groups that each trainer rank trains on.
@@ -67,4 +65,5 @@ def settings_of(config: RunConfig) -> GrpoSettings:
         group_size=recipe.group_size,
         prompt_tokens=recipe.prompt_tokens,
         response_tokens=recipe.response_tokens,
+        temperature=recipe.temperature,
     )

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from dcr import observe
 from dcr_adapters.hf.generate import Responses
 from dcr_recipes.grpo.checkpoint import Checkpoint
 from dcr_recipes.grpo.loss import group_advantages, policy_terms, response_mask, token_logprobs
 from dcr_recipes.grpo.metrics import StepMetrics, token_digest
 from dcr_recipes.grpo.policy import Policy
-from dcr_recipes.grpo.rewards import Reward
 from dcr_recipes.grpo.rollout import Rollouts
-from dcr_recipes.grpo.sampler import Prompt, PromptSource
+from dcr_recipes.grpo.sampler import Prompt
 from dcr_recipes.grpo.seeds import response_seed
 from dcr_recipes.grpo.settings import GrpoSettings
 from dcr_recipes.grpo.shard_state import install
+from dcr_recipes.grpo.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +47,12 @@ class GrpoTrainer:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        settings: GrpoSettings,
-        *,
-        source: PromptSource,
-        reward: Reward,
-        rollouts: Rollouts | None,
+        self, policy: Policy, settings: GrpoSettings, *, task: Task, rollouts: Rollouts | None
     ) -> None:
         self.policy = policy
         self.settings = settings
         self.history: list[StepMetrics] = []
-        self._source = source
-        self._reward = reward
+        self._task = task
         self._rollouts = rollouts
         self._num_groups = settings.groups_per_rank(policy.world_size)
 
@@ -80,20 +74,22 @@ class GrpoTrainer:
             Unreachable: no runtime answered in time (rank 0).
         """
         assert step == self.step + 1, f"step {step} does not follow {self.step}"
-        batch = self._experience(step, version)
-        sums = self._accumulate_gradients(batch)
-        grad_norm = self._apply_gradients()
-        dist.all_reduce(sums, group=self.policy.mesh.get_group())
+        with observe.stage("trainer.rollout", step=step, version=version):
+            batch = self._experience(step, version)
+        with observe.stage("trainer.train", step=step):
+            sums = self._accumulate_gradients(batch)
+            grad_norm = self._apply_gradients()
+            dist.all_reduce(sums, group=self.policy.mesh.get_group())
         metrics = _metrics(batch, sums, grad_norm, step=step, version=version)
         self.history.append(metrics)
         return metrics
 
     def _experience(self, step: int, version: int) -> Batch:
-        prompts = self._source.prompts(step)
+        prompts = self._task.source.prompts(step)
         tokens, logprobs = self._shared_responses(prompts, step, version)
-        mask = response_mask(tokens.flatten(0, 1), self.settings.eos_id).view_as(tokens)
+        mask = response_mask(tokens.flatten(0, 1), self._task.eos_id).view_as(tokens)
         rewards = torch.stack(
-            [self._reward.score(prompt, group) for prompt, group in zip(prompts, tokens, strict=True)]
+            [self._task.reward.score(prompt, group) for prompt, group in zip(prompts, tokens, strict=True)]
         )
         return Batch(prompts, tokens, logprobs, mask, rewards, group_advantages(rewards))
 

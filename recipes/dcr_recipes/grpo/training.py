@@ -1,5 +1,6 @@
 """One trainer rank of the recipe, assembled: what the main loop drives (``dcr_recipes.loop.Training``)."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,12 @@ from dcr.model import AuditTable, RunId
 from dcr_adapters.fsdp import gather_dense
 from dcr_recipes.grpo.checkpoint import CheckpointStore, Committed
 from dcr_recipes.grpo.metrics import StepMetrics
-from dcr_recipes.grpo.policy import build_tiny, shard_policy
+from dcr_recipes.grpo.policy import shard_policy
 from dcr_recipes.grpo.proof import require_served
-from dcr_recipes.grpo.rewards import make_reward
 from dcr_recipes.grpo.rollout import Rollouts
-from dcr_recipes.grpo.sampler import random_prompts
-from dcr_recipes.grpo.settings import GrpoSettings, ModelSizes
+from dcr_recipes.grpo.settings import GrpoSettings
 from dcr_recipes.grpo.shard_state import capture
+from dcr_recipes.grpo.tasks import Task
 from dcr_recipes.grpo.trainer import GrpoTrainer
 
 if TYPE_CHECKING:
@@ -82,10 +82,19 @@ class GrpoTraining:
         return gather_dense(self.model)
 
 
-def assemble(
-    settings: GrpoSettings, sizes: ModelSizes, *, checkpoints: Path, run: RunId, rollouts: Rollouts | None
-) -> GrpoTraining:
-    """Build this rank's training on the default process group, at step 0. Only rank 0 has ``rollouts``.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a training begins: FP32 ``model``, equal on all ranks, its ``task``, and its sizes and rates."""
+
+    model: "nn.Module"
+    task: Task
+    settings: GrpoSettings
+
+
+def assemble(start: Start, *, checkpoints: Path, run: RunId, rollouts: Rollouts | None) -> GrpoTraining:
+    """Build this rank's training on the default process group, at step 0; the model is sharded in place.
+
+    Only rank 0 has ``rollouts``.
 
     Raises:
         ConfigError: the batch cannot be shared evenly among the ranks.
@@ -93,13 +102,7 @@ def assemble(
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    policy = shard_policy(build_tiny(sizes, settings.seed), mesh, settings)
-    trainer = GrpoTrainer(
-        policy,
-        settings,
-        source=random_prompts(settings, sizes.vocabulary),
-        reward=make_reward(settings.reward, sizes.vocabulary),
-        rollouts=rollouts,
-    )
+    policy = shard_policy(start.model, mesh, start.settings)
+    trainer = GrpoTrainer(policy, start.settings, task=start.task, rollouts=rollouts)
     store = CheckpointStore(checkpoints, run, rank=policy.rank, world_size=policy.world_size)
     return GrpoTraining(trainer, store)

@@ -18,6 +18,7 @@ from dcr_recipes.launch.folder import choose, claim
 from dcr_recipes.launch.progress import Progress, size
 from dcr_recipes.launch.supervisor import Spec, Supervisor
 from dcr_recipes.layout import RunFolder
+from dcr_recipes.models.catalogue import check, prepare
 
 _POLL_S = 0.1
 EXIT_INTERRUPTED = 130
@@ -32,8 +33,10 @@ def run(words: Sequence[str], console: Console) -> int:
     """
     folder, config = choose(words)
     check_ports(config)
+    check(config.model)
     with claim(folder, config) as lock:
         console.print(f"run folder: {folder.root}", highlight=False, soft_wrap=True)
+        prepare(config.model, lambda line: console.print(line, highlight=False, soft_wrap=True))
         supervisor = Supervisor(
             specs(folder, config), folder.logs, max_restarts=config.faults.max_restarts, lock=lock
         )
@@ -105,6 +108,7 @@ def _spec(folder: RunFolder, role: str, index: int, threads: int) -> Spec:
     argv = (sys.executable, "-m", f"dcr_recipes.processes.{role}", str(folder.root), str(index))
     # Set before any library loads: BLAS and OpenMP read it once, and it decides the order of sums.
     env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # models come from local folders only
     group = "the trainer" if role == "trainer" else name
     return Spec(name, argv, group, finishes=role == "trainer", env=env)
 

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from typing import TYPE_CHECKING, cast
 
+from dcr import observe
 from dcr.commit.remote import Party
 from dcr.errors import IntegrityError, RefitError, UnsupportedPath
 from dcr.model import ReceiverReport, ReceiverState
@@ -12,13 +12,9 @@ from dcr_adapters.hf.gate import ServingGate
 from dcr_adapters.hf.loader import HfLoader, build
 from dcr_adapters.hf.worker import RuntimeWorker
 from dcr_recipes.config import RunConfig
-from dcr_recipes.grpo.policy import build_tiny
-from dcr_recipes.grpo.settings import ModelSizes
+from dcr_recipes.models.build import served_config
 from dcr_recipes.processes.border import Context, enter
 from dcr_recipes.processes.serving import announce, site, wait_for_the_end
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.2
@@ -38,8 +34,8 @@ def main(context: Context) -> None:
 
 def model(config: RunConfig) -> HfLoader:
     """The runtime's model; its weights are not the policy's before the first load."""
-    stock = cast("PretrainedConfig", build_tiny(ModelSizes(), config.seed).config)
-    return build(stock, config.runtime.packed, "bfloat16")
+    with observe.stage("process.build"):
+        return build(served_config(config.model, config.seed), config.runtime.packed, "bfloat16")
 
 
 def dense_worker(context: Context) -> RuntimeWorker:
@@ -53,7 +49,8 @@ def dense_worker(context: Context) -> RuntimeWorker:
 def _delta_worker(context: Context) -> RuntimeWorker:
     config, place = context.config, site(context)
     loader, gate = model(config), ServingGate()
-    record = await_record(place, config.commit, deadline_s=config.commit.collect_deadline_s)
+    with observe.stage("process.wait"):
+        record = await_record(place, config.commit, deadline_s=config.commit.collect_deadline_s)
     agent = compose_receiver(context.name, place, record, loader=loader, gate=gate)
     return RuntimeWorker(
         context.name, loader.model, loader=loader, gate=gate, agent=agent, threads=config.runtime.threads

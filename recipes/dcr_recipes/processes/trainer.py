@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from dcr import observe
 from dcr.model import ReceiverReport
 from dcr.refit import Refit
 from dcr.transport.peers import Peers
@@ -17,17 +18,22 @@ from dcr_adapters.hf.remote import RemoteRuntime
 from dcr_adapters.hf.worker import RuntimeStatus
 from dcr_recipes.delta import DeltaRefitter
 from dcr_recipes.dense import DenseRefitter
+from dcr_recipes.details import StepDetails
 from dcr_recipes.grpo.rollout import over_http
-from dcr_recipes.grpo.settings import ModelSizes, settings_of
+from dcr_recipes.grpo.settings import settings_of
 from dcr_recipes.grpo.training import GrpoTraining, assemble
 from dcr_recipes.loop import Loop, Recorder, Refitter
+from dcr_recipes.models.build import start_of
 from dcr_recipes.processes.border import PARENT, Context, enter
 from dcr_recipes.processes.serving import runtime_names, site
+from dcr_recipes.trace.seconds import StageClock
 from dcr_recipes.verify import ORACLE, Verifier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_SAMPLED = 0.1
+"""Share of an instance's tensors that verify=sampled compares."""
 _GROUP_TIMEOUT = timedelta(hours=24)
 """Ranks wait for rank 0 while it waits for runtimes; whoever dies is noticed by the driver, not by gloo."""
 
@@ -35,15 +41,17 @@ _GROUP_TIMEOUT = timedelta(hours=24)
 def main(context: Context) -> None:
     """Train until the run's steps are done."""
     torch.set_num_threads(context.config.trainer.threads)
-    join_group(context)
+    with observe.stage("process.join"):
+        join_group(context)
     try:
         runtimes = {name: _runtime(context, name) for name in runtime_names(context.config)}
-        training = _training(context)
+        with observe.stage("process.build"):
+            training = _training(context)
         Loop(
             training,
             _refitter(context, training, runtimes),
             num_steps=context.config.steps,
-            gathers=context.config.refit == "dense" or context.config.verify == "full",
+            gathers=context.config.refit == "dense" or context.config.verify != "off",
             recorder=_recorder(context, runtimes) if context.index == 0 else None,
         ).run()
         dist.barrier()  # no rank stops to answer the coordinator while another still needs it
@@ -73,8 +81,7 @@ def _training(context: Context) -> GrpoTraining:
     settings = settings_of(context.config)
     rollouts = over_http(Peers(context.folder.endpoints), runtime_names(context.config), settings)
     return assemble(
-        settings,
-        ModelSizes(),
+        start_of(context.config),
         checkpoints=context.folder.checkpoints,
         run=context.run,
         rollouts=rollouts if context.index == 0 else None,
@@ -114,10 +121,20 @@ class _Serving:
 
 
 def _recorder(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Recorder:
+    details = _details(context)
     if context.config.verify == "off":
-        return Recorder(context.folder, None)
-    verifier = Verifier(_runtime(context, ORACLE), runtimes, context.folder.verify)
-    return Recorder(context.folder, verifier)
+        return Recorder(context.folder, None, details)
+    sampled = _SAMPLED if context.config.verify == "sampled" else 1.0
+    verifier = Verifier(
+        _runtime(context, ORACLE), runtimes, context.folder.verify, share=sampled, seed=context.config.seed
+    )
+    return Recorder(context.folder, verifier, details)
+
+
+def _details(context: Context) -> StepDetails:
+    archive = site(context).archive if context.config.refit == "dcr" else None
+    clock = StageClock(context.folder.trace) if context.config.trace else None
+    return StepDetails(context.folder.change_rates, archive, clock)
 
 
 if __name__ == "__main__":
