@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -74,13 +75,14 @@ class TrackerFile:
                 os.close(handle)
             fsync_path(self._path.parent)
 
-    def open(self) -> None:
+    def open(self, *, writable: bool = True) -> None:
         """Map the file. Call once it is intact."""
         with disk_errors(self._path, "map"):
-            self._bytes = np.memmap(self._path, dtype=np.uint8, mode="r+", shape=(self.num_bytes,))
+            mode: Literal["r+", "r"] = "r+" if writable else "r"
+            self._bytes = np.memmap(self._path, dtype=np.uint8, mode=mode, shape=(self.num_bytes,))
 
     def view(self, task: AffineTask) -> Bits:
-        """The task's writable tracker bits [N]."""
+        """The task's tracker bits [N], writable if the file was opened so."""
         dtype, start = bits_dtype(task.dtype), self._offsets[task.key]
         raw = np.asarray(self._bytes[start : start + task.num_elements * dtype.itemsize])
         return raw.view(dtype)

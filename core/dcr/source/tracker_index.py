@@ -68,6 +68,12 @@ def read_index(path: Path, layout: str) -> TrackerIndex | None:
     Raises:
         StoreError: the file is there and cannot be read.
     """
+    index = read_any_index(path)
+    return index if index is not None and index.layout == layout else None
+
+
+def read_any_index(path: Path) -> TrackerIndex | None:
+    """As ``read_index``, of whatever layout."""
     if not path.is_file():
         return None
     with disk_errors(path, "read"):
@@ -75,10 +81,9 @@ def read_index(path: Path, layout: str) -> TrackerIndex | None:
     if digest_hex(body).encode() != digest:
         return None
     try:
-        index = from_json(TrackerIndex, body)
+        return from_json(TrackerIndex, body)
     except PayloadError:  # whole, but written by another release: nothing can be proven with it
         return None
-    return index if index.layout == layout else None
 
 
 def remove_index(path: Path) -> None:
