@@ -5,11 +5,12 @@ from the archive.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dcr.codec.inspect import PayloadInspection, inspect_payload, total
-from dcr.model import Manifest, from_json
+from dcr.model import Catalogue, Manifest, from_json
 from dcr.transport.base import Archive
 from dcr_recipes.summary import MetricsLog, Row
 from dcr_recipes.trace.seconds import StageClock
@@ -46,7 +47,8 @@ class StepDetails:
     def _payloads(self, step: int, archive: Archive, digest: str) -> Row:
         manifest = from_json(Manifest, archive.get_object("manifest", digest))
         found = [inspect_payload(archive.get_payload(manifest, ref)) for ref in manifest.payloads]
-        changed = {name: list(counts) for name, counts in count_by_tensor(found).items()}
+        catalogue = from_json(Catalogue, archive.get_object("catalogue", manifest.catalogue))
+        changed = count_by_tensor(catalogue, found)
         version = manifest.attempt.version
         MetricsLog(self.change_rates).append({"step": step, "version": version, "changed": changed})
         items = [item for payload in found for item in payload.items]
@@ -60,12 +62,10 @@ class StepDetails:
         }
 
 
-def count_by_tensor(payloads: list[PayloadInspection]) -> dict[str, tuple[int, int]]:
-    """Changed elements and all elements of each tensor that changed, by name, in order of first item."""
+def count_by_tensor(catalogue: Catalogue, payloads: Sequence[PayloadInspection]) -> dict[str, list[int]]:
+    """[changed elements, elements] of every tensor under its primary name, unchanged ones included."""
     changed: Counter[str] = Counter()
-    sizes: dict[str, int] = {}
     for payload in payloads:
         for item in payload.items:
             changed[item.name] += item.num_entries
-            sizes[item.name] = item.num_elements
-    return {name: (changed[name], sizes[name]) for name in sizes}
+    return {spec.name: [changed[spec.name], spec.num_elements] for spec in catalogue.tensors}

@@ -127,7 +127,7 @@ def _show(rows: list[Row], state: "ControlState") -> None:
 def _table(rows: list[Row]) -> "Table":
     from rich.table import Table
 
-    from dcr_recipes.launch.progress import size
+    from dcr_recipes.launch.figures import size
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("version", "step", "attempt", "tries", "payloads", "sent", "of dense", "changed"):

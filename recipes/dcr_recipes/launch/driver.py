@@ -1,12 +1,14 @@
 """One run from the outside: claim the folder, keep its processes alive, show progress, report."""
 
 import json
+import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 
 from rich.console import Console
@@ -14,12 +16,19 @@ from rich.console import Console
 from dcr.errors import ConfigError
 from dcr_recipes.config import RunConfig
 from dcr_recipes.errors import RunFailed
+from dcr_recipes.launch.final import final_table
 from dcr_recipes.launch.folder import choose, claim
-from dcr_recipes.launch.progress import Progress, size
+from dcr_recipes.launch.live import ProcessState
+from dcr_recipes.launch.progress import Progress
 from dcr_recipes.launch.supervisor import Spec, Supervisor
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.models.catalogue import check, prepare
+from dcr_recipes.plots import draw_all
+from dcr_recipes.summary import MetricsLog
+from dcr_recipes.trace.merge import write_trace
+from dcr_recipes.trace.writer import read_phases
 
+logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 EXIT_INTERRUPTED = 130
 
@@ -41,14 +50,36 @@ def run(words: Sequence[str], console: Console) -> int:
             specs(folder, config), folder.logs, max_restarts=config.faults.max_restarts, lock=lock
         )
         try:
-            with Progress(folder.metrics, config.steps, console) as progress:
+            look = partial(look_at, supervisor, folder)
+            with Progress(folder.metrics, config.steps, console, look) as progress:
                 drive(supervisor, progress)
         except KeyboardInterrupt:
             resume = f"resume with: dcr grpo resume=true run_dir={folder.root}"
             console.print(f"interrupted; nothing is left running; {resume}", highlight=False, soft_wrap=True)
             return EXIT_INTERRUPTED
-    report(folder, console)
+        finally:
+            merge_trace(folder, config)
+        report(folder, console, num_restarts=supervisor.num_restarts)
     return 0
+
+
+def look_at(supervisor: Supervisor, folder: RunFolder) -> list[ProcessState]:
+    """Each process as its supervisor sees it and as it says itself."""
+    phases = read_phases(folder.phases)
+    return [
+        ProcessState(state.name, phases.get(state.name, "starting"), state.is_alive, state.num_restarts)
+        for state in supervisor.states()
+    ]
+
+
+def merge_trace(folder: RunFolder, config: RunConfig) -> None:
+    """Write trace.json, also of a run that ends early; a full disk must not hide how it ended."""
+    if not config.trace:
+        return
+    try:
+        write_trace(folder)
+    except OSError as err:
+        logger.warning("no trace.json: %s", err)
 
 
 def check_ports(config: RunConfig) -> None:
@@ -113,24 +144,17 @@ def _spec(folder: RunFolder, role: str, index: int, threads: int) -> Spec:
     return Spec(name, argv, group, finishes=role == "trainer", env=env)
 
 
-def report(folder: RunFolder, console: Console) -> None:
-    """Print the figures of a complete run."""
+def report(folder: RunFolder, console: Console, *, num_restarts: int) -> None:
+    """Draw the pictures and print the figures of a complete run."""
     if not folder.summary.exists():
         raise RunFailed(f"the trainer ended without {folder.summary}")
+    try:
+        draw_all(folder)
+    except (OSError, ImportError) as err:  # the run itself is done and proven
+        logger.warning("no plots: %s; draw them with: dcr plot %s", err, folder.root)
     done = json.loads(folder.summary.read_text())
-    for line in report_lines(done):
-        console.print(line, highlight=False)
-
-
-def report_lines(done: dict[str, float | int | None]) -> Iterable[str]:
-    """The summary in words."""
-    sent, dense = done["payload_bytes"] or 0, done["dense_bytes"] or 0
-    share = f" ({100 * sent / dense:.2f}%)" if dense else ""
-    differing = done["differing_bits"]
-    proof = "not verified" if differing is None else f"{differing} differing bits"
-    yield f"{done['num_steps']} steps, version {done['final_version']}, {proof}"
-    yield f"sent {size(sent)} where dense refits send {size(dense)}{share}"
-    yield f"changed {100 * (done['changed_fraction'] or 0):.3f}% of the stored values per refit"
+    rows = MetricsLog(folder.metrics).rows()
+    console.print(final_table(done, rows, folder, num_restarts=num_restarts), highlight=False)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

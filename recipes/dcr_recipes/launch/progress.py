@@ -1,24 +1,22 @@
-"""What a person sees while a run works: one line per step, and a status line on a terminal."""
+"""What a person sees while a run works: a line per step, and on a terminal a picture below them."""
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.live import Live
 
+from dcr_recipes.launch.figures import size
+from dcr_recipes.launch.live import Picture, ProcessState, render
 from dcr_recipes.summary import MetricsLog, Row
 
 _HEADER = (
     f"{'step':>7} {'reward':>8} {'changed':>9} {'sent':>9} {'of dense':>9} {'refit':>8} {'version':>8}"
     f" {'differing':>10}"
 )
-
-
-def size(num_bytes: float) -> str:
-    """``num_bytes`` in the decimal unit that keeps it short."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
+_LEADER = "owner-0"
+"""Whose phases are told, as lines, until the first step is done."""
 
 
 def step_line(row: Row, num_steps: int) -> str:
@@ -43,30 +41,57 @@ def _seconds(value: float | None) -> str:
 
 
 class Progress:
-    """Follows a metrics file and prints each step once, also if the file is cut back and grows again."""
+    """Follows a metrics file and prints each step once, also if the file is cut back and grows again.
 
-    def __init__(self, metrics: Path, num_steps: int, console: Console) -> None:
+    ``look`` tells how the processes are; on a terminal they are shown, else only the phases of the
+    trainer up to its first step are printed.
+    """
+
+    def __init__(
+        self,
+        metrics: Path,
+        num_steps: int,
+        console: Console,
+        look: Callable[[], Sequence[ProcessState]] = tuple,
+    ) -> None:
         self._metrics = MetricsLog(metrics)
         self._num_steps = num_steps
         self._console = console
-        self._shown = len(self._metrics.rows())
+        self._look = look
+        self._row: Row | None = None
+        self._first = self._shown = len(self._metrics.rows())
         self._size = -1
-        self._status = console.status("starting the processes") if console.is_terminal else None
+        self._start = self._first_step_at = self._last_step_at = time.monotonic()
+        self._phase = ""
+        self._live = (
+            Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+        )
 
     def __enter__(self) -> "Progress":
         if self._shown:
             self._console.print(f"continuing after step {self._shown}", highlight=False)
         self._console.print(_HEADER, highlight=False)
-        if self._status is not None:
-            self._status.start()
+        if self._live is not None:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def update(self) -> None:
-        """Print the steps that are new since the last call."""
+        """Print the steps that are new since the last call, and bring the picture up to date."""
+        self._print_rows()
+        if self._live is not None:
+            self._live.update(render(self._picture()), refresh=True)
+        elif self._shown == self._first:
+            self._print_phase()
+
+    def tell(self, line: str) -> None:
+        """Print a remark of the driver, for example a restart."""
+        self._console.print(line, highlight=False, style="yellow", soft_wrap=True)
+
+    def _print_rows(self) -> None:
         path = self._metrics.path
         grown = path.stat().st_size if path.exists() else -1
         if grown == self._size:
@@ -74,10 +99,32 @@ class Progress:
         self._size = grown
         for row in self._metrics.rows()[self._shown :]:
             self._console.print(step_line(row, self._num_steps), highlight=False)
+            self._row = row
             self._shown += 1
-        if self._status is not None:
-            self._status.update(f"step {self._shown + 1} of {self._num_steps}")
+            self._last_step_at = time.monotonic()
+            if self._shown == self._first + 1:
+                self._first_step_at = self._last_step_at
 
-    def tell(self, line: str) -> None:
-        """Print a remark of the driver, for example a restart."""
-        self._console.print(line, highlight=False, style="yellow", soft_wrap=True)
+    def _print_phase(self) -> None:
+        phase = next((process.phase for process in self._look() if process.name == _LEADER), "")
+        if phase and phase != self._phase:
+            passed = time.monotonic() - self._start
+            self._console.print(f"{passed:>5.1f} s  {_LEADER}: {phase}", highlight=False)
+        self._phase = phase
+
+    def _picture(self) -> Picture:
+        return Picture(
+            num_done=self._shown,
+            num_steps=self._num_steps,
+            elapsed_s=time.monotonic() - self._start,
+            step_s=self._step_seconds(),
+            row=self._row,
+            processes=self._look(),
+        )
+
+    def _step_seconds(self) -> float | None:
+        """Mean over the steps seen; start-up counts only as long as there is nothing else to go by."""
+        seen = self._shown - self._first
+        if seen > 1:
+            return (self._last_step_at - self._first_step_at) / (seen - 1)
+        return self._last_step_at - self._start if seen else None

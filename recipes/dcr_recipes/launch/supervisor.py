@@ -31,6 +31,15 @@ class Spec:
     env: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """One process: whether it runs, and how often it was started anew."""
+
+    name: str
+    is_alive: bool
+    num_restarts: int
+
+
 @dataclass(slots=True)
 class _Child:
     spec: Spec
@@ -86,6 +95,18 @@ class Supervisor:
         """Process id of each child that was started and has not been seen to end, by name."""
         running = [c for c in self._children if c.process is not None and c.process.poll() is None]
         return {c.spec.name: c.process.pid for c in running if c.process is not None}
+
+    def states(self) -> list[State]:
+        """How each child is, in starting order."""
+        return [
+            State(c.spec.name, c.process is not None and c.process.poll() is None, max(0, c.incarnation - 1))
+            for c in self._children
+        ]
+
+    @property
+    def num_restarts(self) -> int:
+        """Deaths that were repaired so far."""
+        return self._max_restarts - self._left
 
     def stop(self) -> None:
         """Ask all to end, then end them; returns when none is left. Idempotent."""

@@ -102,12 +102,16 @@ def _context(name: str, run_dir: Path, index: int) -> Context:
 
 def _listening(context: Context, body: Callable[[Context], None]) -> None:
     from dcr_recipes.faults import journal, killer
+    from dcr_recipes.trace.writer import recording
 
     kills, marks = context.config.faults.kill, context.folder.faults
+    record = recording(context.folder, context.name, context.incarnation, trace=context.config.trace)
     if not kills:
-        body(context)
+        with record:
+            body(context)
         return
     with (
+        record,
         observe.listening(journal(context.name, context.incarnation, marks)),
         observe.listening(killer(kills, context.name, context.incarnation, marks)),
     ):
