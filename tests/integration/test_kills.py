@@ -5,10 +5,11 @@ journals of its processes show how it got there.
 """
 
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tests.integration.kill_traces import (
     restored_between,
 )
 
-from dcr.model import Encoding, from_json, to_json
+from dcr.model import CommitRecord, Encoding, from_json, to_json
 from dcr_recipes.grpo.checkpoint import CheckpointMeta
 from dcr_recipes.grpo.shard_state import served_digest
 from dcr_recipes.layout import RunFolder
@@ -37,7 +38,7 @@ KILLS = {
     "runtimes": (
         "runtime-0:receiver.item.copy:7:1",
         "runtime-0:receiver.restore.before:1:2",
-        "runtime-1:receiver.item.after:190:1",
+        "runtime-1:receiver.item.after:70:1",
         "runtime-0:receiver.finish.before:4:3",
         "runtime-1:receiver.finish.after:4:2",
         "runtime-0:receiver.settle.before:4:4",
@@ -151,14 +152,51 @@ def test_no_step_is_lost_or_committed_twice(runs: Callable[[str], Finished], nam
     assert runs(name).record().step == STEPS
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """A copy of a run whose driver was killed, as a new driver works on it; ``record``: as it was left."""
+
+    driver: "subprocess.Popen[str]"
+    folder: Path
+    record: CommitRecord
+
+
 @pytest.fixture(scope="module")
-def abandoned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run whose driver was killed, and its checkpoint of version 2, set aside in time."""
-    folder, aside = tmp_path_factory.mktemp("abandoned") / "run", tmp_path_factory.mktemp("aside")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Resumed]]:
+    """One run whose driver was killed, resumed three times: as it is, with an old checkpoint, with a forged one.
+
+    Copies of one abandoned run, because what a killed run leaves behind is all that a new driver has.
+    """
+    base = tmp_path_factory.mktemp("resumed")
+    folder, old = base / "abandoned", base / "version-00000002-step-00000002"
+    _abandon(folder, old)
+    record = Finished(RunFolder(folder), (), "").record()
+    copies = {name: base / name for name in ("as it is", "older", "forged")}
+    for copy in copies.values():
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("*.points"))
+    shutil.rmtree(copies["older"] / "checkpoints")
+    shutil.copytree(old, copies["older"] / "checkpoints" / old.name)
+    committed = f"version-{record.version:08d}-step-{record.step:08d}"
+    _forge(copies["forged"] / "checkpoints" / committed / "rank-1.safetensors")
+    kills = {"as it is": RESUMED}
+    drivers = {
+        name: start(copy, "resume=true", f"faults.kill=[{','.join(kills.get(name, ()))}]")
+        for name, copy in copies.items()
+    }
+    try:
+        yield {name: Resumed(driver, copies[name], record) for name, driver in drivers.items()}
+    finally:
+        for driver in drivers.values():
+            driver.kill()
+            driver.wait()
+
+
+def _abandon(folder: Path, old: Path) -> None:
+    """Kill the driver of a run in ``folder`` after step 4; ``old`` gets the checkpoint of version 2."""
     driver = start(folder, f"steps={STEPS}", f"faults.kill=[{','.join(TOGETHER)}]")
     try:
         _until(lambda: _num_rows(folder) >= 2)
-        shutil.copytree(folder / "checkpoints" / "version-00000002-step-00000002", aside / "checkpoint")
+        shutil.copytree(folder / "checkpoints" / old.name, old)
         _until(lambda: _num_rows(folder) >= 4)
         working = processes_of(folder)
         assert len(working) == 7, "driver, coordinator, oracle, two runtimes, two trainer ranks"
@@ -166,60 +204,49 @@ def abandoned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         driver.kill()
         driver.communicate()
     _until(lambda: processes_of(folder) == [], deadline_s=10)
-    return folder, aside / "checkpoint"
-
-
-def _copy(folder: Path, target: Path) -> Path:
-    """The run as the killed driver left it, with new journals."""
-    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.points"))
-    return target
-
-
-def test_a_run_whose_driver_was_killed_goes_on(
-    abandoned: tuple[Path, Path], calm: Finished, tmp_path: Path
-) -> None:
-    folder = _copy(abandoned[0], tmp_path / "run")
     assert Finished(RunFolder(folder), TOGETHER, "").unfired == set()
-    done = finish(start(folder, "resume=true", f"faults.kill=[{','.join(RESUMED)}]"), folder, RESUMED)
+
+
+def test_a_run_whose_driver_was_killed_goes_on(resumed: dict[str, Resumed], calm: Finished) -> None:
+    mine = resumed["as it is"]
+    done = finish(mine.driver, mine.folder, RESUMED)
     assert done.unfired == set()
     assert done.outcome == calm.outcome
     assert done.summary["final_version"] == STEPS
     for runtime in RUNTIMES:
         check_served_only_what_was_proven(done.journal(runtime))
-    assert processes_of(folder) == []
+    assert processes_of(mine.folder) == []
 
 
 def test_a_lost_checkpoint_makes_an_older_one_the_next_version(
-    abandoned: tuple[Path, Path], calm: Finished, tmp_path: Path
+    resumed: dict[str, Resumed], calm: Finished
 ) -> None:
     """P13: versions run ahead of steps; the steps that were lost are made again."""
-    folder = _copy(abandoned[0], tmp_path / "run")
-    committed = Finished(RunFolder(folder), (), "").record()
-    assert committed.version == committed.step >= 4
-    shutil.rmtree(folder / "checkpoints")
-    shutil.copytree(abandoned[1], folder / "checkpoints" / "version-00000002-step-00000002")
-    done = finish(start(folder, "resume=true", "faults.kill=[]"), folder)
+    mine = resumed["older"]
+    assert mine.record.version == mine.record.step >= 4
+    done = finish(mine.driver, mine.folder)
     assert done.outcome == calm.outcome
-    assert done.summary["final_version"] == committed.version + 1 + STEPS - 2
-    assert [m.attempt.version for m in done.manifests()] == list(range(1, done.summary["final_version"] + 1))
-    assert done.record().step == STEPS
+    last = mine.record.version + 1 + STEPS - 2
+    assert (done.summary["final_version"], done.record().step) == (last, STEPS)
+    manifests = done.manifests()
+    assert [manifest.attempt.version for manifest in manifests] == list(range(1, last + 1))
+    back = manifests[mine.record.version]
+    assert back.parent == (mine.record.attempt, mine.record.manifest), "it does not follow what was committed"
+    assert any(True for _ in done.items(back))
+    assert processes_of(mine.folder) == []
 
 
 def test_a_checkpoint_with_other_bits_than_the_committed_ones_is_refused(
-    abandoned: tuple[Path, Path], tmp_path: Path
+    resumed: dict[str, Resumed],
 ) -> None:
     """P9: a well-formed checkpoint of the right version and step is still proven against the record."""
-    folder = _copy(abandoned[0], tmp_path / "run")
-    record = Finished(RunFolder(folder), (), "").record()
-    place = folder / "checkpoints" / f"version-{record.version:08d}-step-{record.step:08d}"
-    _forge(place / "rank-1.safetensors")
-    driver = start(folder, "resume=true", "faults.kill=[]")
-    shown, _ = driver.communicate(timeout=120)
-    assert driver.returncode not in (0, None), shown
+    mine = resumed["forged"]
+    shown, _ = mine.driver.communicate(timeout=240)
+    assert mine.driver.returncode not in (0, None), shown
     assert "tensors are not as committed" in shown
     assert "Traceback" not in shown
-    assert processes_of(folder) == []
-    assert Finished(RunFolder(folder), (), "").record() == record
+    assert processes_of(mine.folder) == []
+    assert Finished(RunFolder(mine.folder), (), "").record() == mine.record
 
 
 def _forge(path: Path) -> None:
