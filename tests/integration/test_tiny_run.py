@@ -121,4 +121,4 @@ def test_a_full_disk_under_the_store_is_one_clear_message(tmp_path: Path, num_ki
     assert process.returncode == 1, shown
     assert "Traceback" not in shown
     assert shown.splitlines()[-1].startswith("error: owner-")
-    assert "No space left on device" in shown.splitlines()[-1]
+    assert "no space left under" in shown.splitlines()[-1]
