@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from dcr.errors import IntegrityError
-from dcr_recipes.grpo.policy import Policy, build_tiny, save_tiny
+from dcr_recipes.grpo.policy import Policy, build_tiny, repeated_layers, save_tiny
 from dcr_recipes.grpo.settings import ModelSizes
 from dcr_recipes.grpo.shard_state import capture, install, served_digest
 
@@ -26,6 +26,10 @@ def _train(policy: Policy, num_steps: int) -> None:
         torch.autograd.backward(loss)
         policy.optimizer.step()
         policy.optimizer.zero_grad()
+
+
+def _copied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: tensor.clone() for key, tensor in state.items()}
 
 
 def test_the_same_seed_builds_the_same_bits_and_leaves_the_random_state_alone() -> None:
@@ -55,7 +59,7 @@ def test_a_restored_policy_goes_on_as_if_it_had_never_stopped() -> None:
     _train(whole, 5)
     torch.manual_seed(1)
     _train(parts, 2)
-    state = capture(parts)
+    state = _copied(capture(parts))
     _train(parts, 4)
     install(parts, state)
     _train(parts, 3)
@@ -66,19 +70,32 @@ def test_a_restored_policy_goes_on_as_if_it_had_never_stopped() -> None:
 
 def test_a_state_from_before_the_first_step_clears_the_optimizer() -> None:
     policy = _policy()
-    state = capture(policy)
+    state = _copied(capture(policy))
     _train(policy, 2)
     install(policy, state)
     assert capture(policy).keys() == state.keys()
     _train(policy, 1)
 
 
-def test_a_capture_is_a_copy() -> None:
+def test_a_capture_costs_no_memory_and_its_digest_follows_the_weights() -> None:
     policy = _policy()
+    _train(policy, 1)
     state = capture(policy)
+    held = [*policy.model.parameters(), *(t for s in policy.optimizer.state.values() for t in s.values())]
+    owned = {tensor.data_ptr() for tensor in held}
+    assert {tensor.data_ptr() for key, tensor in state.items() if key != "rng"} == owned
     before = served_digest(state)
     _train(policy, 3)
-    assert served_digest(state) == before != served_digest(capture(policy))
+    assert served_digest(state) == served_digest(capture(policy)) != before
+
+
+def test_layers_are_found_by_structure() -> None:
+    from torch import nn
+
+    expert = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    layers = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), expert), nn.Linear(2, 2), nn.ReLU()])
+    model = nn.ModuleDict({"inner": nn.ModuleDict({"anything": layers}), "head": nn.Linear(2, 2)})
+    assert repeated_layers(model) == [layers[0], layers[1]]
 
 
 @pytest.mark.parametrize("wrong", [None, torch.zeros(5, 2), torch.zeros(5, 3, dtype=torch.float64)])

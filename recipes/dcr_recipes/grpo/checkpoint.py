@@ -172,12 +172,11 @@ class CheckpointStore:
 
 def _write_durably(path: Path, state: "Mapping[str, torch.Tensor]", meta: CheckpointMeta) -> None:
     """Temporary file, fsync, rename, fsync of the folders that name it."""
-    from safetensors.torch import save_file
+    from dcr_recipes.grpo.stream import write_safetensors
 
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(_PART)
-    save_file(dict(state), temporary, metadata={_META: to_json(meta).decode()})
-    _sync(temporary)
+    write_safetensors(temporary, state, {_META: to_json(meta).decode()})
     os.replace(temporary, path)
     for folder in (path.parent, path.parent.parent):
         _sync(folder)

@@ -15,12 +15,15 @@ _RNG = "rng"
 
 
 def capture(policy: Policy) -> dict[str, torch.Tensor]:
-    """Copies of this rank's FP32 masters, optimizer slots and torch's CPU random state."""
+    """This rank's FP32 masters and optimizer slots, as views, and torch's CPU random state.
+
+    Views cost no memory, and change with the next step: write them before it.
+    """
     state = {_RNG: torch.get_rng_state()}
     for name, parameter in policy.model.named_parameters():
-        state[f"model/{name}"] = _local(parameter).detach().clone()
+        state[f"model/{name}"] = _local(parameter).detach()
         for slot, value in policy.optimizer.state.get(parameter, {}).items():
-            state[f"optimizer/{name}/{slot}"] = _local(value).detach().clone()
+            state[f"optimizer/{name}/{slot}"] = _local(value).detach()
     return state
 
 

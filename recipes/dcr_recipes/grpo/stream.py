@@ -1,0 +1,68 @@
+"""Write a safetensors file tensor by tensor, straight from the tensors' own memory.
+
+``safetensors.torch.save_file`` first makes a copy of everything as bytes; a training checkpoint is most
+of a trainer's memory, so that copy would double it.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNMENT = 8
+_LENGTH_BYTES = 8
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write ``tensors``, in their order, and ``metadata`` to ``path``, durably: data are on disk on return.
+
+    The file's name is not: the caller syncs the folder.
+
+    Raises:
+        OSError: the disk failed; what is at ``path`` is worthless.
+    """
+    with path.open("wb", buffering=0) as file:
+        _write(file.fileno(), _head(tensors, metadata))
+        for tensor in tensors.values():
+            _write(file.fileno(), _raw(tensor))
+        os.fsync(file.fileno())
+
+
+def _head(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    """The tensor's bytes in its own memory; only a strided tensor is copied."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _write(descriptor: int, data: bytes | memoryview) -> None:
+    left = memoryview(data)
+    while len(left):  # one call writes 2 GiB at most
+        left = left[os.write(descriptor, left) :]
