@@ -24,8 +24,8 @@ class Runtime:
             raise Unreachable("connection refused")
         return self
 
-    def dump(self, path: str) -> int:
-        raise AssertionError(path)
+    def dump(self, path: str, share: float = 1.0, sample: str = "") -> int:
+        raise AssertionError(path, share, sample)
 
     def load_dense(self, path: str, version: int) -> None:
         self.loaded.append((path, version))
