@@ -72,6 +72,7 @@ class FaultsConfig:
     """Restart policy, and processes that kill themselves at named points (tests only).
 
     A ``kill`` entry is ``process:point:nth[:incarnation]``; see :mod:`dcr_recipes.faults`.
+    ``kill_runtime_every``: see :mod:`dcr_recipes.scheduled_kills`.
     """
 
     kill: list[str] = field(default_factory=list)

@@ -63,7 +63,7 @@ def killer(entries: Sequence[str], process: str, incarnation: int, marks: Path) 
         counts[event.name] += 1
         for kill in mine:
             if kill.point == event.name and kill.nth == counts[event.name]:
-                _die_once(marks / kill.mark)
+                die_once(marks / kill.mark)
 
     return listen
 
@@ -87,7 +87,8 @@ def journal(process: str, incarnation: int, marks: Path) -> Listener:
     return listen
 
 
-def _die_once(mark: Path) -> None:
+def die_once(mark: Path) -> None:
+    """Send this process SIGKILL, unless ``mark`` says that it has happened before in this run."""
     mark.parent.mkdir(exist_ok=True)
     try:
         descriptor = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY)

@@ -65,6 +65,12 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
 
+def add_to_summary(path: Path, figures: Mapping[str, Any]) -> None:
+    """Add what only the driver knows to an existing summary; a missing one is left missing."""
+    if path.exists():
+        write_summary(path, {**json.loads(path.read_text()), **figures})
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace ``path`` durably: a reader sees the old text or the new, a crash leaves one of them."""
     staged = path.with_name(path.name + ".tmp")

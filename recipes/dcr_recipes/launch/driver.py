@@ -16,7 +16,7 @@ from rich.console import Console
 from dcr.errors import ConfigError
 from dcr_recipes.config import RunConfig
 from dcr_recipes.errors import RunFailed
-from dcr_recipes.launch.final import final_table
+from dcr_recipes.launch.final import final_table, headline
 from dcr_recipes.launch.folder import choose, claim
 from dcr_recipes.launch.live import ProcessState
 from dcr_recipes.launch.progress import Progress
@@ -24,7 +24,8 @@ from dcr_recipes.launch.supervisor import Spec, Supervisor
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.models.catalogue import check, prepare
 from dcr_recipes.plots import draw_all
-from dcr_recipes.summary import MetricsLog
+from dcr_recipes.scheduled_kills import victims
+from dcr_recipes.summary import MetricsLog, add_to_summary
 from dcr_recipes.trace.merge import write_trace
 from dcr_recipes.trace.writer import read_phases
 
@@ -47,7 +48,7 @@ def run(words: Sequence[str], console: Console) -> int:
         console.print(f"run folder: {folder.root}", highlight=False, soft_wrap=True)
         prepare(config.model, lambda line: console.print(line, highlight=False, soft_wrap=True))
         supervisor = Supervisor(
-            specs(folder, config), folder.logs, max_restarts=config.faults.max_restarts, lock=lock
+            specs(folder, config), folder.logs, max_restarts=restart_budget(config), lock=lock
         )
         try:
             look = partial(look_at, supervisor, folder)
@@ -59,8 +60,14 @@ def run(words: Sequence[str], console: Console) -> int:
             return EXIT_INTERRUPTED
         finally:
             merge_trace(folder, config)
-        report(folder, console, num_restarts=supervisor.num_restarts)
+        add_to_summary(folder.summary, {"peak_rss_bytes": supervisor.peak_rss()})
+        report(folder, console, verify=config.verify, num_restarts=supervisor.num_restarts)
     return 0
+
+
+def restart_budget(config: RunConfig) -> int:
+    """Restarts that a run may need: those that it is granted, and those that its configuration causes."""
+    return config.faults.max_restarts + len(list(victims(config)))
 
 
 def look_at(supervisor: Supervisor, folder: RunFolder) -> list[ProcessState]:
@@ -144,7 +151,7 @@ def _spec(folder: RunFolder, role: str, index: int, threads: int) -> Spec:
     return Spec(name, argv, group, finishes=role == "trainer", env=env)
 
 
-def report(folder: RunFolder, console: Console, *, num_restarts: int) -> None:
+def report(folder: RunFolder, console: Console, *, verify: str, num_restarts: int) -> None:
     """Draw the pictures and print the figures of a complete run."""
     if not folder.summary.exists():
         raise RunFailed(f"the trainer ended without {folder.summary}")
@@ -154,7 +161,9 @@ def report(folder: RunFolder, console: Console, *, num_restarts: int) -> None:
         logger.warning("no plots: %s; draw them with: dcr plot %s", err, folder.root)
     done = json.loads(folder.summary.read_text())
     rows = MetricsLog(folder.metrics).rows()
-    console.print(final_table(done, rows, folder, num_restarts=num_restarts), highlight=False)
+    console.print(headline(done), style="bold", highlight=False)
+    table = final_table(done, rows, folder, verify=verify, num_restarts=num_restarts)
+    console.print(table, highlight=False)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcr_recipes.errors import RunFailed
+from dcr_recipes.launch.memory import peak_rss_bytes
 from dcr_recipes.processes.border import EXIT_FATAL, INCARNATION, PARENT
 
 _TAIL_LINES = 8
@@ -45,6 +46,7 @@ class _Child:
     spec: Spec
     incarnation: int = 0
     process: "subprocess.Popen[bytes] | None" = None
+    peak_bytes: int = 0
 
     @property
     def died(self) -> bool:
@@ -84,7 +86,14 @@ class Supervisor:
         Raises:
             RunFailed: a process ended for good, or the restart budget is spent.
         """
+        for child in self._children:
+            if child.process is not None:
+                child.peak_bytes = max(child.peak_bytes, peak_rss_bytes(child.process.pid))
         return [self._recover(child) for child in self._children if child.died]
+
+    def peak_rss(self) -> dict[str, int]:
+        """Most resident bytes of each process over all its starts, by name, as of the last ``poll``."""
+        return {child.spec.name: child.peak_bytes for child in self._children}
 
     @property
     def done(self) -> bool:

@@ -102,18 +102,20 @@ def _context(name: str, run_dir: Path, index: int) -> Context:
 
 def _listening(context: Context, body: Callable[[Context], None]) -> None:
     from dcr_recipes.faults import journal, killer
+    from dcr_recipes.scheduled_kills import scheduled_killer
     from dcr_recipes.trace.writer import recording
 
-    kills, marks = context.config.faults.kill, context.folder.faults
+    faults, marks = context.config.faults, context.folder.faults
     record = recording(context.folder, context.name, context.incarnation, trace=context.config.trace)
-    if not kills:
+    if not faults.kill and not faults.kill_runtime_every:
         with record:
             body(context)
         return
     with (
         record,
         observe.listening(journal(context.name, context.incarnation, marks)),
-        observe.listening(killer(kills, context.name, context.incarnation, marks)),
+        observe.listening(killer(faults.kill, context.name, context.incarnation, marks)),
+        observe.listening(scheduled_killer(context.config, context.name, marks)),
     ):
         body(context)
 
