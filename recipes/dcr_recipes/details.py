@@ -40,9 +40,14 @@ class StepDetails:
             row |= self._payloads(step, self.archive, manifest)
         return row
 
-    def cut(self, last_step: int) -> None:
-        """Drop what later steps left behind that are repeated now."""
+    def begin(self, last_step: int) -> None:
+        """Go on after ``last_step``: what later steps left behind is dropped."""
         MetricsLog(self.change_rates).cut(last_step)
+
+    def start(self) -> None:
+        """A refit begins: nothing that processes did before counts for it."""
+        if self.clock is not None:
+            self.clock.take()
 
     def _payloads(self, step: int, archive: Archive, digest: str) -> Row:
         manifest = from_json(Manifest, archive.get_object("manifest", digest))

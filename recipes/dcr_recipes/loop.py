@@ -145,6 +145,7 @@ class Recorder:
             return
         with observe.stage("trainer.verify", step=metrics.step, version=figures.version):
             found = self.verifier.verify(dense_path(self.folder, figures.version), figures.version)
+        row["verify/share"] = self.verifier.share
         row["verify/differing_bits"] = sum(difference.num_bits for difference in found)
         MetricsLog(self.folder.metrics).append(row)
         refuse(found, figures.version)
@@ -233,6 +234,8 @@ class Loop:
 
     def _publish(self, step: int) -> Figures:
         self._export(self._version + 1)
+        if self._recorder is not None and self._recorder.details is not None:
+            self._recorder.details.start()
         with observe.stage("trainer.refit", step=step, version=self._version + 1):
             figures = self._refitter.sync(step, self._version)
         self._version = figures.version
@@ -257,7 +260,7 @@ class Loop:
         history = self._training.history
         rows = MetricsLog(self._recorder.folder.metrics).cut(len(history))
         if self._recorder.details is not None:
-            self._recorder.details.cut(len(rows))
+            self._recorder.details.begin(len(rows))
         missing = history[len(rows) :]
         if len(missing) > 1:
             raise IntegrityError(

@@ -61,7 +61,7 @@ def run(words: Sequence[str], console: Console) -> int:
         finally:
             merge_trace(folder, config)
         add_to_summary(folder.summary, {"peak_rss_bytes": supervisor.peak_rss()})
-        report(folder, console, verify=config.verify, num_restarts=supervisor.num_restarts)
+        report(folder, console, num_restarts=supervisor.num_restarts)
     return 0
 
 
@@ -151,7 +151,7 @@ def _spec(folder: RunFolder, role: str, index: int, threads: int) -> Spec:
     return Spec(name, argv, group, finishes=role == "trainer", env=env)
 
 
-def report(folder: RunFolder, console: Console, *, verify: str, num_restarts: int) -> None:
+def report(folder: RunFolder, console: Console, *, num_restarts: int) -> None:
     """Draw the pictures and print the figures of a complete run."""
     if not folder.summary.exists():
         raise RunFailed(f"the trainer ended without {folder.summary}")
@@ -162,7 +162,7 @@ def report(folder: RunFolder, console: Console, *, verify: str, num_restarts: in
     done = json.loads(folder.summary.read_text())
     rows = MetricsLog(folder.metrics).rows()
     console.print(headline(done), style="bold", highlight=False)
-    table = final_table(done, rows, folder, verify=verify, num_restarts=num_restarts)
+    table = final_table(done, rows, folder, num_restarts=num_restarts)
     console.print(table, highlight=False)
 
 

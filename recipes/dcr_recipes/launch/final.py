@@ -12,21 +12,35 @@ from dcr_recipes.layout import RunFolder
 from dcr_recipes.summary import Row
 
 
+def headline(done: dict[str, Any]) -> str:
+    """The result in one sentence."""
+    differing = done["differing_bits"]
+    proof = "not verified" if differing is None else f"{differing} differing bits"
+    return f"{done['num_steps']} steps, version {done['final_version']}, {proof}"
+
+
 def final_table(done: dict[str, Any], rows: Sequence[Row], folder: RunFolder, *, num_restarts: int) -> Table:
     """Totals of a complete run and where its files are. ``done`` is its summary, ``rows`` its metrics."""
-    table = Table(title="result", title_justify="left", box=box.ASCII, show_header=False, padding=(0, 1))
+    table = Table(box=box.ASCII, show_header=False, padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    table.add_row("proof", _proof(rows))
     for name, value in _lines(done, rows, folder):
         table.add_row(name, value)
     table.add_row("restarts", str(num_restarts))
     return table
 
 
+def _proof(rows: Sequence[Row]) -> str:
+    """What was compared, from the rows: a resumed run may have been told otherwise in between."""
+    shares = [row["verify/share"] for row in rows if "verify/share" in row]
+    if not shares:
+        return "no bits were compared (verify=off)"
+    part = "all tensors" if min(shares) >= 1 else f"at least {min(shares):.0%} of the tensors"
+    return f"{part} of every instance compared with a dense refit, after {len(shares)} of {len(rows)} refits"
+
+
 def _lines(done: dict[str, Any], rows: Sequence[Row], folder: RunFolder) -> Iterator[tuple[str, str]]:
-    differing = done["differing_bits"]
-    proof = "not verified" if differing is None else f"{differing} differing bits"
-    yield "steps", f"{done['num_steps']} steps, version {done['final_version']}, {proof}"
     sent, dense = done["payload_bytes"], done["dense_bytes"]
     share = f" ({100 * sent / dense:.2f}%, {dense / sent:.1f} times less)" if sent and dense else ""
     yield "sent", f"{size(sent)} where dense refits send {size(dense)}{share}"

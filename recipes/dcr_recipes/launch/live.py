@@ -28,7 +28,7 @@ class ProcessState:
 class Picture:
     """What is shown: the last row, if there is one, and how far the run is.
 
-    ``step_s`` is the mean time of this driver's steps, None before the first; ``elapsed_s`` counts from
+    ``step_s`` is the mean time of this driver's steps, None before the second; ``elapsed_s`` counts from
     its start.
     """
 
@@ -57,7 +57,7 @@ def _progress(picture: Picture) -> RenderableType:
         Text(f"step {min(picture.num_done + 1, picture.num_steps)}/{picture.num_steps}", style="bold"),
         ProgressBar(total=max(picture.num_steps, 1), completed=picture.num_done, width=_BAR_COLUMNS),
         Text(f"{duration(picture.elapsed_s)} passed"),
-        Text(f"about {left} left" if left else "starting", style="dim"),
+        Text(f"about {left} left" if left else "time left: not known yet", style="dim"),
     )
     return line
 

@@ -15,6 +15,7 @@ _HEADER = (
     f"{'step':>7} {'reward':>8} {'changed':>9} {'sent':>9} {'of dense':>9} {'refit':>8} {'version':>8}"
     f" {'differing':>10}"
 )
+_PICTURE_S = 0.25
 _LEADER = "owner-0"
 """Whose phases are told, as lines, until the first step is done."""
 
@@ -62,6 +63,7 @@ class Progress:
         self._first = self._shown = len(self._metrics.rows())
         self._size = -1
         self._start = self._first_step_at = self._last_step_at = time.monotonic()
+        self._next_picture_at = 0.0
         self._phase = ""
         self._live = (
             Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
@@ -70,7 +72,6 @@ class Progress:
     def __enter__(self) -> "Progress":
         if self._shown:
             self._console.print(f"continuing after step {self._shown}", highlight=False)
-        self._console.print(_HEADER, highlight=False)
         if self._live is not None:
             self._live.start()
         return self
@@ -83,7 +84,7 @@ class Progress:
         """Print the steps that are new since the last call, and bring the picture up to date."""
         self._print_rows()
         if self._live is not None:
-            self._live.update(render(self._picture()), refresh=True)
+            self._refresh(self._live)
         elif self._shown == self._first:
             self._print_phase()
 
@@ -98,12 +99,20 @@ class Progress:
             return
         self._size = grown
         for row in self._metrics.rows()[self._shown :]:
+            if self._shown == self._first:
+                self._console.print(_HEADER, highlight=False)
             self._console.print(step_line(row, self._num_steps), highlight=False)
             self._row = row
             self._shown += 1
             self._last_step_at = time.monotonic()
             if self._shown == self._first + 1:
                 self._first_step_at = self._last_step_at
+
+    def _refresh(self, live: Live) -> None:
+        now = time.monotonic()
+        if now >= self._next_picture_at:
+            self._next_picture_at = now + _PICTURE_S
+            live.update(render(self._picture()), refresh=True)
 
     def _print_phase(self) -> None:
         phase = next((process.phase for process in self._look() if process.name == _LEADER), "")
@@ -123,8 +132,6 @@ class Progress:
         )
 
     def _step_seconds(self) -> float | None:
-        """Mean over the steps seen; start-up counts only as long as there is nothing else to go by."""
+        """Mean over the steps seen but the first, which start-up belongs to."""
         seen = self._shown - self._first
-        if seen > 1:
-            return (self._last_step_at - self._first_step_at) / (seen - 1)
-        return self._last_step_at - self._start if seen else None
+        return (self._last_step_at - self._first_step_at) / (seen - 1) if seen > 1 else None

@@ -1,0 +1,90 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dcr.errors import ConfigError
+from dcr_recipes.cli import main
+from dcr_recipes.layout import RunFolder
+from dcr_recipes.plots import draw_all
+from dcr_recipes.plots.rates import heat_map, kind_of, layer_of
+from dcr_recipes.summary import MetricsLog, Row
+
+NAMES = {"change_rate.png", "payload_bytes.png", "reward.png", "refit_seconds.png"}
+
+
+def _row(step: int) -> Row:
+    return {
+        "step": step, "version": step, "reward/mean": step / 10, "reward/std": 0.1,
+        "train/gen_kl_error": 1e-7, "refit/payload_bytes": 1000 // step, "refit/dense_bytes": 50_000,
+        "refit/seconds": 0.5 if step > 1 else None, "refit/entropy_bound_bytes": 700.0,
+        "refit/compare_s": 0.1, "refit/apply_s": 0.2,
+    }  # fmt: skip
+
+
+def _folder(tmp_path: Path, num_steps: int, *, rates: bool = True) -> RunFolder:
+    folder = RunFolder(tmp_path)
+    folder.config.touch()
+    for step in range(1, num_steps + 1):
+        MetricsLog(folder.metrics).append(_row(step))
+        changed = {"model.embed_tokens.weight": [step, 100], "model.layers.0.mlp.up_proj.weight": [0, 50]}
+        if rates:
+            MetricsLog(folder.change_rates).append({"step": step, "version": step, "changed": changed})
+    return folder
+
+
+def _ink(path: Path) -> tuple[tuple[int, ...], int]:
+    """Shape of a picture and how many different colours it has."""
+    from matplotlib.image import imread
+
+    pixels = np.asarray(imread(path))
+    return pixels.shape, len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0))
+
+
+def test_every_picture_is_drawn_and_shows_something(tmp_path: Path) -> None:
+    drawn = draw_all(_folder(tmp_path, 3))
+    assert {path.name for path in drawn} == NAMES
+    for path in drawn:
+        shape, num_colours = _ink(path)
+        assert min(shape[:2]) > 400
+        assert num_colours > 50
+
+
+def test_a_dense_run_has_no_change_rates_and_one_step_is_enough(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, 1, rates=False)
+    folder.plots.mkdir()
+    (folder.plots / "change_rate.png").touch()
+    assert {path.name for path in draw_all(folder)} == NAMES - {"change_rate.png"}
+    assert not (folder.plots / "change_rate.png").exists()
+
+
+def test_a_run_without_steps_has_no_pictures(tmp_path: Path) -> None:
+    assert draw_all(RunFolder(tmp_path)) == []
+
+
+def test_the_command_draws_and_refuses_other_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = _folder(tmp_path, 2)
+    assert main(["plot", str(folder.root)]) == 0
+    assert {Path(line).name for line in capsys.readouterr().out.split()} == NAMES
+    assert main(["plot", str(tmp_path / "nothing")]) == 2
+    assert "is no run folder" in capsys.readouterr().err
+    assert issubclass(ConfigError, ValueError)
+
+
+def test_rates_are_grouped_by_layer_and_by_kind() -> None:
+    changed = {
+        "model.embed_tokens.weight": [10, 100],
+        "model.layers.10.self_attn.q_proj.weight": [4, 10],
+        "model.layers.2.self_attn.q_proj.weight": [1, 10],
+        "model.layers.2.mlp.up_proj.weight": [0, 30],
+        "model.norm.weight": [0, 0],
+    }
+    rows: list[Row] = [{"step": 1, "version": 1, "changed": changed}]
+    layers = heat_map(rows, layer_of)
+    assert layers.labels == ("embed_tokens", "layer 2", "layer 10", "norm")
+    np.testing.assert_allclose(layers.rates[:, 0], [0.1, 1 / 40, 0.4, np.nan])
+    kinds = heat_map(rows, kind_of)
+    assert kinds.labels == ("embed_tokens", "norm", "q_proj", "up_proj")
+    np.testing.assert_allclose(kinds.rates[:, 0], [0.1, np.nan, 0.25, 0.0])
