@@ -5,13 +5,13 @@ journals of its processes show how it got there.
 """
 
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from safetensors import safe_open
@@ -29,6 +29,9 @@ from dcr.model import CommitRecord, Encoding, from_json, to_json
 from dcr_recipes.grpo.checkpoint import CheckpointMeta
 from dcr_recipes.grpo.shard_state import served_digest
 from dcr_recipes.layout import RunFolder
+
+if TYPE_CHECKING:
+    import subprocess
 
 pytestmark = pytest.mark.processes
 
@@ -163,7 +166,7 @@ class Resumed:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Resumed]]:
-    """One run whose driver was killed, resumed three times: as it is, with an old checkpoint, with a forged one.
+    """One run whose driver was killed, resumed as it is, with an older checkpoint, and with a forged one.
 
     Copies of one abandoned run, because what a killed run leaves behind is all that a new driver has.
     """

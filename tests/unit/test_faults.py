@@ -1,11 +1,13 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dcr import observe
 from dcr.errors import ConfigError
-from dcr_recipes.faults import Kill, parse_kill
+from dcr_recipes.faults import Kill, journal, parse_kill
 
 CODE = """
 import sys
@@ -39,6 +41,18 @@ def test_only_the_named_process_and_incarnation_dies(
     tmp_path: Path, process: str, incarnation: int, code: int
 ) -> None:
     assert _run("runtime-0:receiver.item.after:1:2", process, incarnation, tmp_path / "f").returncode == code
+
+
+def test_a_journal_has_every_point_of_every_incarnation(tmp_path: Path) -> None:
+    for incarnation in (1, 2):
+        with observe.listening(journal("runtime-0", incarnation, tmp_path / "faults")):
+            observe.point("receiver.item.before", tensor="w")
+            with observe.span("receiver.apply"):
+                pass
+    lines = (tmp_path / "faults" / "runtime-0.points").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"point": "receiver.item.before", "incarnation": incarnation, "tensor": "w"} for incarnation in (1, 2)
+    ]
 
 
 def test_entries() -> None:
