@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from dcr.errors import ConfigError
+from dcr_adapters.hf.prompt_cache import Prefilled, PromptCache
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,9 +36,11 @@ def generate_group(
     max_new_tokens: int,
     seeds: Sequence[int],
     temperature: float,
+    prompts: PromptCache | None = None,
 ) -> Responses:
     """Sample one response per seed (G = len(seeds)) to ``prompt_ids`` int64 [L], T = ``max_new_tokens`` each.
 
+    ``prompts`` saves the prefill of a prompt that it knows; it must know nothing of other weights.
     Rows go on after an end-of-sequence token, so that the shape stays fixed: the caller masks them.
 
     Raises:
@@ -46,22 +49,41 @@ def generate_group(
     if not len(seeds) or prompt_ids.numel() == 0 or not temperature > 0:
         raise ConfigError("generation needs at least one seed and prompt token, and a temperature > 0")
     streams = [np.random.Philox(key=seed) for seed in seeds]
-    cache_key = _cache_key(model)
-    feed = prompt_ids.expand(len(seeds), -1)
-    cache: dict[str, object] = {}
-    tokens, logprobs = [], []
+    tokens: list[torch.Tensor] = []
+    logprobs: list[torch.Tensor] = []
     with torch.no_grad():
-        for _ in range(max_new_tokens):
-            out = model(input_ids=feed, use_cache=True, logits_to_keep=1, **cache)
-            cache = {cache_key: out[cache_key]}
+        state = _prefill(model, prompt_ids, len(seeds), prompts)
+        for position in range(max_new_tokens):
+            if position:
+                state = _forward(model, tokens[-1], state.kv)
             drawn = [
-                _draw(row, stream, temperature)
-                for row, stream in zip(out["logits"][:, -1], streams, strict=True)
+                _draw(row, stream, temperature) for row, stream in zip(state.logits, streams, strict=True)
             ]
-            feed = torch.tensor([[token] for token, _ in drawn], dtype=torch.int64)
-            tokens.append(feed)
+            tokens.append(torch.tensor([[token] for token, _ in drawn], dtype=torch.int64))
             logprobs.append(torch.tensor([[logprob] for _, logprob in drawn], dtype=torch.float32))
     return Responses(torch.cat(tokens, dim=1), torch.cat(logprobs, dim=1))
+
+
+def _prefill(
+    model: "nn.Module", prompt_ids: torch.Tensor, num_rows: int, prompts: PromptCache | None
+) -> Prefilled:
+    """Logits [G, V] and KV cache after the prompt, the whole group as one batch."""
+    key = (num_rows, tuple(prompt_ids.tolist()))
+    held = None if prompts is None else prompts.get(key)
+    if held is not None:
+        return held
+    made = _forward(model, prompt_ids.expand(num_rows, -1), None)
+    if prompts is not None:
+        prompts.put(key, made)
+    return made
+
+
+def _forward(model: "nn.Module", input_ids: torch.Tensor, kv: object) -> Prefilled:
+    """One step over ``input_ids`` [G, L] after what ``kv`` holds (None: nothing); extends ``kv``."""
+    name = _cache_key(model)
+    past = {} if kv is None else {name: kv}
+    out = model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **past)
+    return Prefilled(out["logits"][:, -1], out[name])
 
 
 def _draw(logits: torch.Tensor, stream: np.random.Philox, temperature: float) -> tuple[int, float]:

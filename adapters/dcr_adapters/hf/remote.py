@@ -5,7 +5,7 @@ import threading
 from dcr.errors import Unreachable
 from dcr.transport.peers import Peers
 from dcr.transport.rpc import Client
-from dcr_adapters.hf.worker import GenerateAnswer, RuntimeStatus
+from dcr_adapters.hf.worker import GenerateAnswer, ProbeAnswer, RuntimeStatus
 
 
 class RemoteRuntime:
@@ -32,6 +32,12 @@ class RemoteRuntime:
             seeds=seeds,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
+        )
+
+    def probe(self, *, prompt: list[int], max_new_tokens: int, fresh: bool) -> ProbeAnswer:
+        """See ``RuntimeWorker.probe``."""
+        return self._found().call(
+            "probe", ProbeAnswer, prompt=prompt, max_new_tokens=max_new_tokens, fresh=fresh
         )
 
     def status(self) -> RuntimeStatus:
