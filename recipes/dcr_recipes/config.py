@@ -30,6 +30,8 @@ class RuntimeConfig:
     instances: int = 2
     threads: int = 1
     port: int = 0
+    prompt_cache_mib: int = 64
+    probe: bool = True
     packed: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -142,6 +144,8 @@ RULES: Mapping[str, Rule] = {
     "runtime.instances": Rule("serving processes", minimum=1, fixed=True),
     "runtime.threads": Rule("compute threads of each", minimum=1, fixed=True),
     "runtime.port": Rule("first port to listen on; 0 takes any free one", minimum=0, below=65536),
+    "runtime.prompt_cache_mib": Rule("MiB of prompt state that each keeps; 0: none", minimum=0),
+    "runtime.probe": Rule("ask every instance one prompt around each refit and compare the answers"),
     "runtime.packed": Rule("resident module -> canonical modules packed in it", fixed=True),
     "transport.name": Rule("how payloads travel", ("directory",), fixed=True),
     "transport.path": Rule("folder of the object store; default RUN_DIR/store", fixed=True),

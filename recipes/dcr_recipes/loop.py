@@ -13,8 +13,9 @@ from dcr.model import AuditTable
 from dcr_recipes.details import StepDetails
 from dcr_recipes.grpo.metrics import StepMetrics, run_token_digest, weights_digest
 from dcr_recipes.layout import RunFolder
+from dcr_recipes.probe import Prober
 from dcr_recipes.summary import MetricsLog, Row, summarize, write_summary
-from dcr_recipes.verify import Verifier, refuse
+from dcr_recipes.verify import Difference, Verifier, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,32 +124,48 @@ class Training(Protocol):
 class Recorder:
     """Rank 0's files: metrics, dense candidates, summary; and the proof. ``verifier`` None: verify=off.
 
-    ``details`` adds columns to the rows.
+    ``details`` adds columns to the rows; ``prober`` compares what the instances answer.
     """
 
     folder: RunFolder
     verifier: Verifier | None
     details: StepDetails | None = None
+    prober: Prober | None = None
+
+    def begin_refit(self, version: int) -> None:
+        """A refit of the served ``version`` is about to begin."""
+        if self.prober is not None:
+            with observe.stage("trainer.probe", version=version):
+                self.prober.before(version)
+        if self.details is not None:
+            self.details.start()
 
     def record(self, metrics: StepMetrics, figures: Figures) -> None:
         """Prove the refit and append the step's row.
 
         Raises:
             VerificationError: bits differ; the row is written all the same.
+            IntegrityError: instances answer differently, or from stale state.
         """
         row = step_row(metrics, figures)
         if self.details is not None:
             timed = figures.seconds is not None
             row |= self.details.columns(metrics.step, figures.manifest, timed=timed)
-        if self.verifier is None:
-            MetricsLog(self.folder.metrics).append(row)
-            return
-        with observe.stage("trainer.verify", step=metrics.step, version=figures.version):
-            found = self.verifier.verify(dense_path(self.folder, figures.version), figures.version)
-        row["verify/share"] = self.verifier.share
-        row["verify/differing_bits"] = sum(difference.num_bits for difference in found)
+        found = self._verify(row, metrics.step, figures.version)
+        if self.prober is not None and not found:
+            with observe.stage("trainer.probe", step=metrics.step, version=figures.version):
+                row |= self.prober.after(figures.version)
         MetricsLog(self.folder.metrics).append(row)
         refuse(found, figures.version)
+
+    def _verify(self, row: Row, step: int, version: int) -> list[Difference]:
+        if self.verifier is None:
+            return []
+        with observe.stage("trainer.verify", step=step, version=version):
+            found = self.verifier.verify(dense_path(self.folder, version), version)
+        row["verify/share"] = self.verifier.share
+        row["verify/differing_bits"] = sum(difference.num_bits for difference in found)
+        return found
 
     def export(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
         """Write the gathered candidate; older ones are removed."""
@@ -234,8 +251,8 @@ class Loop:
 
     def _publish(self, step: int) -> Figures:
         self._export(self._version + 1)
-        if self._recorder is not None and self._recorder.details is not None:
-            self._recorder.details.start()
+        if self._recorder is not None:
+            self._recorder.begin_refit(self._version)
         with observe.stage("trainer.refit", step=step, version=self._version + 1):
             figures = self._refitter.sync(step, self._version)
         self._version = figures.version

@@ -10,6 +10,8 @@ from dcr.model import ReceiverReport, ReceiverState
 from dcr.refit import await_record, compose_receiver
 from dcr_adapters.hf.gate import ServingGate
 from dcr_adapters.hf.loader import HfLoader, build
+from dcr_adapters.hf.prompt_cache import PromptCache
+from dcr_adapters.hf.pump import PumpedReceiver
 from dcr_adapters.hf.worker import RuntimeWorker
 from dcr_recipes.config import RunConfig
 from dcr_recipes.models.build import served_config
@@ -40,10 +42,7 @@ def model(config: RunConfig) -> HfLoader:
 
 def dense_worker(context: Context) -> RuntimeWorker:
     """An instance that only ever loads files through the stock loader."""
-    loader = model(context.config)
-    return RuntimeWorker(
-        context.name, loader.model, loader=loader, gate=ServingGate(), threads=context.config.runtime.threads
-    )
+    return _worker(context, model(context.config), ServingGate(), None)
 
 
 def _delta_worker(context: Context) -> RuntimeWorker:
@@ -52,8 +51,21 @@ def _delta_worker(context: Context) -> RuntimeWorker:
     with observe.stage("process.wait"):
         record = await_record(place, config.commit, deadline_s=config.commit.collect_deadline_s)
     agent = compose_receiver(context.name, place, record, loader=loader, gate=gate)
+    return _worker(context, loader, gate, agent)
+
+
+def _worker(
+    context: Context, loader: HfLoader, gate: ServingGate, agent: PumpedReceiver | None
+) -> RuntimeWorker:
+    runtime = context.config.runtime
     return RuntimeWorker(
-        context.name, loader.model, loader=loader, gate=gate, agent=agent, threads=config.runtime.threads
+        context.name,
+        loader.model,
+        loader=loader,
+        gate=gate,
+        agent=agent,
+        threads=runtime.threads,
+        prompt_cache=PromptCache(runtime.prompt_cache_mib << 20),
     )
 
 

@@ -24,6 +24,7 @@ from dcr_recipes.grpo.settings import settings_of
 from dcr_recipes.grpo.training import GrpoTraining, assemble
 from dcr_recipes.loop import Loop, Recorder, Refitter
 from dcr_recipes.models.build import start_of
+from dcr_recipes.probe import Prober
 from dcr_recipes.processes.border import PARENT, Context, enter
 from dcr_recipes.processes.serving import runtime_names, site
 from dcr_recipes.trace.seconds import StageClock
@@ -121,14 +122,17 @@ class _Serving:
 
 
 def _recorder(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Recorder:
-    details = _details(context)
+    prober = Prober(runtimes) if context.config.runtime.probe else None
+    return Recorder(context.folder, _verifier(context, runtimes), _details(context), prober)
+
+
+def _verifier(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Verifier | None:
     if context.config.verify == "off":
-        return Recorder(context.folder, None, details)
+        return None
     sampled = _SAMPLED if context.config.verify == "sampled" else 1.0
-    verifier = Verifier(
+    return Verifier(
         _runtime(context, ORACLE), runtimes, context.folder.verify, share=sampled, seed=context.config.seed
     )
-    return Recorder(context.folder, verifier, details)
 
 
 def _details(context: Context) -> StepDetails:

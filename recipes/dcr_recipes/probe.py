@@ -1,0 +1,137 @@
+"""One question asked of every instance around each refit: do they serve the same answer, and a fresh one?
+
+A training run asks every prompt once, so no rollout would ever show a prompt cache that outlived a
+refit. The probe is in the cache when a refit comes.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from dcr.errors import IntegrityError, Unreachable
+from dcr_recipes.summary import Row
+
+PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
+"""Token ids that every vocabulary has."""
+NUM_TOKENS = 8
+
+
+class Answer(Protocol):
+    """See ``dcr_adapters.hf.worker.ProbeAnswer``."""
+
+    @property
+    def version(self) -> int:
+        """The version that it was made with."""
+        ...
+
+    @property
+    def tokens(self) -> list[int]:
+        """The continuation [T]."""
+        ...
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of each token [T]."""
+        ...
+
+
+class CacheStatus(Protocol):
+    """The part of ``dcr_adapters.hf.worker.RuntimeStatus`` that metrics tell."""
+
+    @property
+    def prompt_cache_hits(self) -> int:
+        """Prompts found since the process started."""
+        ...
+
+
+class Probed(Protocol):
+    """An instance as the probe sees it."""
+
+    def probe(self, *, prompt: list[int], max_new_tokens: int, fresh: bool) -> Answer:
+        """Continue ``prompt``; with ``fresh`` prove that no stale state was used.
+
+        Raises:
+            IntegrityError: some was.
+            Unreachable: the instance is down or its gate closed.
+        """
+        ...
+
+    def status(self) -> CacheStatus:
+        """Answer without waiting."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prober:
+    """Asks all ``instances`` at once. One that restarts is waited for until ``deadline_s`` after a refit."""
+
+    instances: Mapping[str, Probed]
+    deadline_s: float = 120.0
+    pause_s: float = 0.2
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def before(self, version: int) -> None:
+        """Have the probe in every cache that can be reached when the refit of ``version`` comes.
+
+        Raises:
+            IntegrityError: two instances answer differently.
+        """
+        compare(self._ask_all(version, deadline_s=0.0), version)
+
+    def after(self, version: int) -> Row:
+        """Prove that all instances serve the same, fresh answer at ``version``; returns metrics.
+
+        Raises:
+            IntegrityError: an answer is stale, or two differ.
+            Unreachable: an instance did not serve ``version`` within the deadline.
+        """
+        answers = self._ask_all(version, deadline_s=self.deadline_s)
+        if missing := sorted(self.instances.keys() - answers.keys()):
+            who = ", ".join(missing)
+            raise Unreachable(f"{who} did not answer at version {version} in {self.deadline_s:g} s")
+        compare(answers, version)
+        return {"runtime/prompt_cache_hits": sum(map(self._hits, self.instances.values()))}
+
+    def _ask_all(self, version: int, *, deadline_s: float) -> dict[str, Answer]:
+        """Answers made with ``version``; instances that have none in time are left out."""
+        end = self.clock() + deadline_s
+        with ThreadPoolExecutor(max(len(self.instances), 1)) as pool:
+            asked = {
+                name: pool.submit(self._ask, instance, version, end, fresh=deadline_s > 0)
+                for name, instance in self.instances.items()
+            }
+            answers = {name: future.result() for name, future in asked.items()}
+        return {name: answer for name, answer in answers.items() if answer is not None}
+
+    def _ask(self, instance: Probed, version: int, end: float, *, fresh: bool) -> Answer | None:
+        while True:
+            try:
+                answer = instance.probe(prompt=list(PROMPT), max_new_tokens=NUM_TOKENS, fresh=fresh)
+                if answer.version == version:
+                    return answer
+            except Unreachable:
+                pass
+            if self.clock() >= end:
+                return None
+            self.sleep(self.pause_s)
+
+    def _hits(self, instance: Probed) -> int:
+        try:
+            return instance.status().prompt_cache_hits
+        except Unreachable:  # it died since it answered
+            return 0
+
+
+def compare(answers: Mapping[str, Answer], version: int) -> None:
+    """Raise IntegrityError, naming two instances, unless all answers are equal bit for bit."""
+    names = sorted(answers)
+    for name in names[1:]:
+        first, other = answers[names[0]], answers[name]
+        if (first.tokens, first.logprobs) != (other.tokens, other.logprobs):
+            raise IntegrityError(
+                f"{names[0]} and {name} answer one prompt differently at version {version}: "
+                f"tokens {first.tokens} and {other.tokens}"
+            )
