@@ -70,7 +70,9 @@ def test_change_rates_agree_with_the_totals(run: tuple[RunFolder, str]) -> None:
 def test_pictures_are_there_and_the_output_is_plain(run: tuple[RunFolder, str]) -> None:
     folder, shown = run
     pictures = {path.name: path.stat().st_size for path in folder.plots.iterdir()}
-    assert set(pictures) == {"change_rate.png", "payload_bytes.png", "refit_seconds.png", "reward.png"}
+    assert set(pictures) == {
+        "change_rate.png", "last_refit.png", "payload_bytes.png", "refit_seconds.png", "reward.png",
+    }  # fmt: skip
     assert min(pictures.values()) > 10_000
     assert "\x1b" not in shown
     for part in ("owner-0: loading the model", f"{STEPS}/{STEPS}", "restarted", "plots/reward.png"):

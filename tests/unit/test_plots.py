@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from dcr_recipes.cli import main
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.plots import draw_all
 from dcr_recipes.plots.rates import heat_map, kind_of, layer_of
+from dcr_recipes.plots.timeline import last_refit
 from dcr_recipes.summary import MetricsLog, Row
 
 NAMES = {"change_rate.png", "payload_bytes.png", "reward.png", "refit_seconds.png"}
@@ -71,6 +73,28 @@ def test_the_command_draws_and_refuses_other_folders(
     assert main(["plot", str(tmp_path / "nothing")]) == 2
     assert "is no run folder" in capsys.readouterr().err
     assert issubclass(ConfigError, ValueError)
+
+
+def test_the_timeline_holds_the_stages_of_the_last_refit_only() -> None:
+    def stage(name: str, start_ms: float, end_ms: float, version: int) -> dict[str, Any]:
+        start, length = 1000 * start_ms, 1000 * (end_ms - start_ms)
+        return {"ph": "X", "name": name, "ts": start, "dur": length, "args": {"version": version}}
+
+    events = [
+        stage("trainer.refit", 0, 10, 1),
+        stage("owner.fold_in", 8, 9, 1),
+        stage("trainer.refit", 20, 40, 2),
+        stage("trainer.refit", 22, 30, 2),
+        stage("receiver.apply", 23, 24, 2),
+        stage("owner.fold_in", 35, 39, 2),
+        stage("trainer.verify", 31, 50, 2),
+        stage("runtime.load_dense", 45, 50, 2),
+    ]
+    found = last_refit({"traceEvents": events})
+    assert [(e["name"], e["ts"], e["dur"]) for e in found] == [
+        ("receiver.apply", 3, 1), ("owner.fold_in", 15, 4),
+    ]  # fmt: skip
+    assert last_refit({"traceEvents": []}) == []
 
 
 def test_rates_are_grouped_by_layer_and_by_kind() -> None:

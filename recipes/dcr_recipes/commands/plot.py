@@ -28,9 +28,7 @@ def run(args: argparse.Namespace) -> int:
     folder = RunFolder(args.run)
     if not folder.config.exists():
         raise ConfigError(f"{args.run} is no run folder")
-    drawn = draw_all(folder)
-    if folder.trace.is_dir():
-        drawn.append(write_trace(folder))
-    for path in drawn:
+    traces = [write_trace(folder)] if folder.trace.is_dir() else []
+    for path in (*traces, *draw_all(folder)):
         print(path)
     return 0

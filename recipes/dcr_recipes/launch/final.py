@@ -42,7 +42,7 @@ def _proof(rows: Sequence[Row]) -> str:
 
 def _lines(done: dict[str, Any], rows: Sequence[Row], folder: RunFolder) -> Iterator[tuple[str, str]]:
     sent, dense = done["payload_bytes"], done["dense_bytes"]
-    share = f" ({100 * sent / dense:.2f}%, {dense / sent:.1f} times less)" if sent and dense else ""
+    share = f" ({100 * sent / dense:.2f}%, {dense / sent:.1f} times less)" if 0 < sent < dense else ""
     yield "sent", f"{size(sent)} where dense refits send {size(dense)}{share}"
     yield "changed", f"{100 * done['changed_fraction']:.3f}% of the stored values per refit"
     bounds = [row["refit/entropy_bound_bytes"] for row in rows if row.get("refit/entropy_bound_bytes")]

@@ -1,4 +1,4 @@
-"""The four pictures of a run. matplotlib draws without a display."""
+"""The pictures of a run. matplotlib draws without a display."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.plots.rates import HeatMap, heat_map, kind_of, layer_of
+from dcr_recipes.plots.timeline import read_trace, timeline
 from dcr_recipes.summary import MetricsLog, Row
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def draw_all(folder: RunFolder) -> list[Path]:
         "payload_bytes.png": lambda: payload_bytes(rows),
         "reward.png": lambda: reward(rows),
         "refit_seconds.png": lambda: refit_seconds(rows),
+        "last_refit.png": lambda: timeline(read_trace(folder), _figure),
     }
     return [path for name, draw in pictures.items() if (path := _save(draw(), folder.plots / name))]
 
