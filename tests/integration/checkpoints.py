@@ -23,7 +23,7 @@ def write_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         vocab_size=300, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     bare.train_from_iterator(["user: What is 3 + 4? Answer with the number only."] * 3, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token=END, chat_template=_CHAT)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token=END, chat_template=_CHAT)  # type: ignore[no-untyped-call]
     tokenizer.save_pretrained(folder)
     return tokenizer
 

@@ -35,7 +35,7 @@ def test_prompts_are_sums_of_two_digits_that_seed_and_step_decide(tokenizer: Pre
 
 
 def test_without_a_chat_template_the_question_stands_alone(tokenizer: PreTrainedTokenizerFast) -> None:
-    plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token=END)
+    plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token=END)  # type: ignore[no-untyped-call]
     assert plain.decode(list(encode(plain, "What is 1 + 2?"))) == "What is 1 + 2?\n"
 
 

@@ -61,7 +61,9 @@ def tokenizer(model: str) -> "PreTrainedTokenizerBase":
 def _load(folder: Path) -> "nn.Module":
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # its carriage returns would fill the process's log
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, use_safetensors=True, output_loading_info=True
