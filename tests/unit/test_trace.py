@@ -14,7 +14,7 @@ from dcr_recipes.trace.check import check, check_file
 from dcr_recipes.trace.files import Header, Life, Span, Tail, header_line, read_lives, span_line
 from dcr_recipes.trace.merge import SLACK_US, merge, write_trace
 from dcr_recipes.trace.seconds import StageClock, stage_seconds
-from dcr_recipes.trace.stages import FLUSHED, PHASES, TRACKS
+from dcr_recipes.trace.stages import FLUSHED, PHASES, TRACK_ORDER, TRACKS
 from dcr_recipes.trace.writer import read_phases, recording
 
 MS = 1_000_000
@@ -251,5 +251,6 @@ def test_a_stage_clock_counts_what_came_since_it_was_asked(tmp_path: Path) -> No
 
 def test_stages_are_consistent() -> None:
     assert set(FLUSHED) <= set(TRACKS)
+    assert sorted(TRACK_ORDER) == sorted(set(TRACKS.values()))
     assert {name.rpartition(".")[0] for name in PHASES} <= set(TRACKS)
     assert len(asdict(Header("a", 1, 1, "", 0, 0))) == 6

@@ -62,6 +62,7 @@ def timeline(trace: dict[str, Any], figure_of_size: FigureOfSize) -> "Figure | N
         axes.broken_barh(bars, (number - 0.4, 0.8), facecolors=f"C{pid % 10}")
     axes.set_yticks(range(len(rows)), [f"{names[pid]}  {track}" for pid, _, track in rows], fontsize=7)
     axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds since the refit began")
     axes.set_title(f"The last refit, attempt {_attempt(stages)}: every process and stage")
     axes.grid(visible=True, axis="x", alpha=0.3)

@@ -47,7 +47,12 @@ TRACKS: Mapping[str, str] = {
 }
 """Stage -> the track of its process that shows it."""
 
-TRACK_ORDER: tuple[str, ...] = tuple(dict.fromkeys(TRACKS.values()))
+TRACK_ORDER: tuple[str, ...] = (
+    "start-up", "rollout", "generate", "train", "checkpoint", "gather", "refit", "verify",
+    "prepare", "restore", "mark opened", "open apply", "construct",
+    "comparison", "projection", "encoding", "compression", "sending", "close",
+    "decode", "staging", "apply", "finish", "checks", "dense load", "commit", "fold-in", "settle",
+)  # fmt: skip
 """Tracks from top to bottom, which is the order in which a transition passes them."""
 
 FLUSHED = frozenset(
