@@ -132,7 +132,7 @@ RULES: Mapping[str, Rule] = {
     "run_dir": Rule("folder of the run; default runs/<recipe>-<time>"),
     "resume": Rule("continue the run in run_dir (default: runs/latest)"),
     "verify": Rule(
-        "differing bits of every instance after every refit: in all tensors, in a tenth, or not counted",
+        "compare bits with a dense refit: all tensors, a tenth, none",
         ("full", "sampled", "off"),
     ),
     "check": Rule("receivers' own check before they acknowledge", ("full", "written", "off")),

@@ -48,7 +48,7 @@ TRACKS: Mapping[str, str] = {
 """Stage -> the track of its process that shows it."""
 
 TRACK_ORDER: tuple[str, ...] = (
-    "start-up", "rollout", "generate", "train", "checkpoint", "gather", "refit", "verify",
+    "start-up", "rollout", "generate", "train", "checkpoint", "gather", "refit", "verify", "probe",
     "prepare", "restore", "mark opened", "open apply", "construct",
     "comparison", "projection", "encoding", "compression", "sending", "close",
     "decode", "staging", "apply", "finish", "checks", "dense load", "commit", "fold-in", "settle",
