@@ -37,7 +37,7 @@ class Coordinator:
     answers: dict[str, Answer] = field(default_factory=dict)
     tried: set[AttemptId] = field(default_factory=set)
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[explicit-override]  # typing.override: 3.12
         return f"coordinator of epoch {self.context.epoch}"
 
     def start(self) -> None:

@@ -7,7 +7,7 @@ candidate had presented, element by element.
 import shutil
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class World:
     """Everything but the coordinators."""
 
     def __init__(self, max_attempts: int = 2) -> None:
-        self.config = CommitConfig(max_attempts=max_attempts, retry_pause_s=0.0)
+        self.config = CommitConfig(collect_deadline_s=0.0, max_attempts=max_attempts, retry_pause_s=0.0)
         self.folder = Path(tempfile.mkdtemp(prefix="dcr-simulation-"))
         self.store = MemoryStore()
         self.archive = StoreArchive(self.store, RUN)
@@ -95,7 +95,7 @@ class World:
         assert trainer.request is None
         trainer.step += 1
         trainer.words = words
-        trainer.request = Request(trainer.step, self.state.record.version)
+        trainer.request = Request(trainer.step, self.state.record.version, self.owners[0].incarnation)
         for owner in self.owners:
             owner.present(trainer.step, words)
 
@@ -116,8 +116,12 @@ class World:
         """A rank dies and starts again; its optimizer step may come out as other ``words``."""
         owner, request = self.owners[rank], self.trainer.request
         owner.start(self.trainer.words)
-        if request is not None and self.state.record.version == request.parent_version:
+        if request is None:
+            return
+        if self.state.record.version == request.parent_version:
             owner.present(request.step, words or self.trainer.words)
+        if rank == 0:
+            self.trainer.request = replace(request, requester=owner.incarnation)
 
     def restart_trainer(self, words: Tensors | None = None) -> None:
         """All ranks die; what they had asked for is looked up in the record."""

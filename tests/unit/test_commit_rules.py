@@ -9,6 +9,7 @@ from dcr.commit.context import Context, Request
 from dcr.commit.rules import (
     candidate_of,
     check_acks,
+    check_not_ahead,
     check_owners,
     check_parent,
     combine_classes,
@@ -90,13 +91,17 @@ def test_a_request_onto_another_version_is_refused() -> None:
         check_parent(Request(5, 1), RECORD)
 
 
-def test_owners_that_lag_are_named_and_ahead_is_an_error() -> None:
-    names = ("owner-0", "owner-1")
+def test_owners_that_lag_are_named() -> None:
     record = replace(RECORD, version=3)
-    reports = [owner(0, baseline_version=3), owner(1, baseline_version=-1)]
-    assert lagging(names, reports, record) == ["owner-1"]
-    with pytest.raises(IntegrityError, match="owner-0"):
-        lagging(names, [owner(0, baseline_version=4), owner(1)], record)
+    for versions, behind in (((3, -1), ["owner-1"]), ((2, 3), ["owner-0"]), ((3, 4), [])):
+        reports = [owner(rank, baseline_version=version) for rank, version in enumerate(versions)]
+        assert lagging(("owner-0", "owner-1"), reports, record) == behind
+
+
+def test_trackers_ahead_of_a_record_read_later_are_an_error() -> None:
+    check_not_ahead([owner(0, baseline_version=0), owner(1, baseline_version=-1)], RECORD)
+    with pytest.raises(IntegrityError, match="owner-1"):
+        check_not_ahead([owner(0), owner(1, baseline_version=1)], RECORD)
 
 
 def test_after_the_fence_the_candidate_must_be_the_prepared_one() -> None:

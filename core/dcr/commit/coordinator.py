@@ -23,6 +23,7 @@ from dcr.commit.register import (
 from dcr.commit.rules import (
     candidate_of,
     check_acks,
+    check_not_ahead,
     check_owners,
     check_parent,
     check_requester,
@@ -95,6 +96,7 @@ def attempt_once(context: Context, request: Request) -> Script[Committed]:
     if committed_already(request, state.record, reports):
         return Committed(state.record)
     check_parent(request, state.record)
+    check_not_ahead(reports, state.record)
     behind = lagging(context.owners, reports, state.record)
     if behind:
         yield from fold_in(context, behind, state.record)

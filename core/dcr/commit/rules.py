@@ -77,18 +77,19 @@ def check_parent(request: Request, record: CommitRecord) -> None:
 
 
 def lagging(targets: Sequence[str], reports: Sequence[OwnerReport], record: CommitRecord) -> list[str]:
-    """Owners whose trackers still miss ``record`` (P9).
+    """Owners whose trackers still miss ``record`` (P9); one that is ahead was told by a later coordinator."""
+    pairs = zip(targets, reports, strict=True)
+    return [target for target, report in pairs if report.baseline_version < record.version]
 
-    Raises:
-        IntegrityError: trackers are ahead of what was ever committed.
-    """
-    for target, report in zip(targets, reports, strict=True):
+
+def check_not_ahead(reports: Sequence[OwnerReport], record: CommitRecord) -> None:
+    """``record`` was read after ``reports``; raises IntegrityError if trackers hold what it does not name."""
+    for report in reports:
         if report.baseline_version > record.version:
             raise IntegrityError(
-                f"{target}: trackers are at {report.baseline_version}, but {record.version} is committed"
+                f"owner-{report.owner}: trackers are at {report.baseline_version}, "
+                f"but {record.version} is committed"
             )
-    pairs = zip(targets, reports, strict=True)
-    return [target for target, report in pairs if report.baseline_version != record.version]
 
 
 def check_owners(active: ActiveAttempt, record: CommitRecord, reports: Sequence[OwnerReport]) -> None:
