@@ -169,11 +169,11 @@ class Recorder:
 
     def export(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
         """Write the gathered candidate; older ones are removed."""
-        from safetensors.torch import save_file
+        from dcr_recipes.grpo.stream import write_safetensors
 
         path = dense_path(self.folder, version)
         staged = path.with_suffix(".tmp")
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, staged)
+        write_safetensors(staged, weights, {"format": "pt"}, durably=False)  # the checkpoint is what survives
         staged.replace(path)
         for old in sorted(self.folder.dense.glob("*.safetensors"))[:-_KEPT_DENSE]:
             old.unlink()

@@ -27,10 +27,12 @@ _ALIGNMENT = 8
 _LENGTH_BYTES = 8
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """Write ``tensors``, in their order, and ``metadata`` to ``path``, durably: data are on disk on return.
+def write_safetensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, durably: bool = True
+) -> None:
+    """Write ``tensors``, in their order, and ``metadata`` to ``path``.
 
-    The file's name is not: the caller syncs the folder.
+    ``durably``: the data are on disk on return. The file's name is not: the caller syncs the folder.
 
     Raises:
         OSError: the disk failed; what is at ``path`` is worthless.
@@ -39,7 +41,8 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata:
         _write(file.fileno(), _head(tensors, metadata))
         for tensor in tensors.values():
             _write(file.fileno(), _raw(tensor))
-        os.fsync(file.fileno())
+        if durably:
+            os.fsync(file.fileno())
 
 
 def _head(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
