@@ -19,7 +19,7 @@ from dcr.commit.lifecycle import admit, resume_run
 from dcr.errors import AttemptFailed, Conflict, OutcomeUnknown, RefitError, Unreachable
 from dcr.model import AttemptId
 from tests.simulation.parties import lost
-from tests.simulation.world import World
+from tests.simulation.world import Late, World
 
 
 @dataclass(slots=True, repr=False)
@@ -79,23 +79,21 @@ class Coordinator:
         else:
             self._send(self._simple(effect))
 
-    def lose_write(self, *, landed: bool, late: bool) -> None:
-        """The answer to a compare-and-set is lost; it took effect, may yet do so, or never will."""
+    def lose_write(self, *, landed: bool, delay: int) -> None:
+        """The answer to a compare-and-set is lost; it took effect, or will after ``delay``, or (0) never."""
         effect = self.effect
         assert isinstance(effect, CompareAndSet)
         self._note(effect)
         if landed:
             self.world.write(effect)
-        elif late:
-            self.world.late_writes.append(effect)
+        elif delay:
+            self.world.late.append(Late(effect, delay))
         self._send(OutcomeUnknown("no answer"))
 
-    def lose_call(self, call: Call, *, executed: bool, late: bool, crash_at: int = 0) -> None:
-        """The answer to a call is lost; the call too, unless ``executed`` or, later, ``late``."""
+    def lose_call(self, call: Call, *, executed: bool, crash_at: int) -> None:
+        """The answer to a call is lost, and the call too unless ``executed``, perhaps to a crash."""
         if executed:
             self.world.deliver(call, crash_at)
-        if late:
-            self.world.late_calls.append(call)
         self.answer(call, lost())
 
     def _note(self, effect: CompareAndSet) -> None:

@@ -16,20 +16,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from dcr.commit.effects import CompareAndSet, Effect, Gather
 from tests.simulation.coordinators import Coordinator
 from tests.simulation.parties import NUM_OWNERS, Tensors
-from tests.simulation.world import RECEIVERS, World, copy_of
+from tests.simulation.world import RECEIVERS, Late, World, copy_of
 
 MAX_FAULTS = 8
 MAX_DRAIN_STEPS = 600
 FLIPS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 0xFFFF)), min_size=1, max_size=3)
 STEPS = st.just(0) | st.integers(0, 30)  # a transition without faults takes about 26
+LATE = st.tuples(st.integers(1, 40), st.booleans())  # steps until it arrives; receivers pump after it
 CRASH_AT = st.integers(0, 12)  # 0: not at all
 RECEIVER = st.integers(0, len(RECEIVERS) - 1)
 RANK = st.integers(0, NUM_OWNERS - 1)
 
 
-FREE = ("late_write_arrives", "late_call_arrives", "pump", "ask_to_be_admitted", "train", "drain")
+FREE = ("pump", "ask_to_be_admitted", "train", "drain")
 DISTURBANCES = (
-    "lose_commit", "crash_owner", "lose_call", "answer_and_keep_a_copy", "crash_trainer", "lose_write",
+    "lose_commit", "crash_owner", "lose_call", "delay_call", "repeat_call", "crash_trainer", "lose_write",
     "crash_receiver", "crash_coordinator", "second_coordinator", *FREE,
 )  # fmt: skip
 PLAN = st.lists(st.tuples(STEPS, st.sampled_from(DISTURBANCES)), min_size=2, max_size=5)
@@ -57,7 +58,8 @@ class CommitProtocol(RuleBasedStateMachine):
                 self.faults += kind not in FREE
                 note(f"{kind} after {steps} steps")
                 getattr(self, kind)(data, coordinator)
-                self.check()
+                self.world.tick()
+            self.check()
 
     # ---- disturbances ----
 
@@ -73,45 +75,40 @@ class CommitProtocol(RuleBasedStateMachine):
         if coordinator.script is None:
             coordinator.ask_admit(RECEIVERS[data.draw(RECEIVER)])
 
-    def late_call_arrives(self, data: st.DataObject, coordinator: Coordinator) -> None:
-        """The receivers may also apply what they see before anything else happens."""
-        if not self.world.late_calls:
-            return
-        call = data.draw(st.sampled_from(self.world.late_calls))
-        note(f"late {call.method} at {call.target}: {call.params.get('attempt')}")
-        self.world.late_calls.remove(call)
-        self.world.deliver(call)
-        for i in range(len(RECEIVERS)) if data.draw(st.booleans(), "pumped") else ():
-            self.world.pump(i)
-
-    def late_write_arrives(self, data: st.DataObject, coordinator: Coordinator) -> None:
-        if self.world.late_writes:
-            self.world.write(self.world.late_writes.pop(0))
-
     def lose_call(self, data: st.DataObject, coordinator: Coordinator) -> None:
-        """The answer of one of the next calls is lost; the call too, or it is late."""
-        if not self._reach(coordinator, lambda effect: isinstance(effect, Gather)):
-            return
-        call = data.draw(st.sampled_from(coordinator.pending), "lost")
-        executed, late, crash_at = data.draw(st.tuples(st.booleans(), st.booleans(), CRASH_AT))
-        coordinator.lose_call(call, executed=executed, late=late, crash_at=crash_at)
+        """The answer of one of the next calls is lost; the call too, or its endpoint dies in it."""
+        if self._reach(coordinator, lambda effect: isinstance(effect, Gather)):
+            call = data.draw(st.sampled_from(coordinator.pending), "lost")
+            executed, crash_at = data.draw(st.tuples(st.booleans(), CRASH_AT), "executed, crash at")
+            coordinator.lose_call(call, executed=executed, crash_at=crash_at)
 
-    def answer_and_keep_a_copy(self, data: st.DataObject, coordinator: Coordinator) -> None:
+    def delay_call(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """One of the next calls misses its deadline and arrives later."""
+        if self._reach(coordinator, lambda effect: isinstance(effect, Gather)):
+            call = data.draw(st.sampled_from(coordinator.pending), "late")
+            self.world.late.append(Late(call, *data.draw(LATE)))
+            coordinator.lose_call(call, executed=False, crash_at=0)
+
+    def repeat_call(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """One of the next calls is answered, and a copy of it arrives later."""
         if self._reach(coordinator, lambda effect: isinstance(effect, Gather)):
             call = data.draw(st.sampled_from(coordinator.pending), "repeated later")
-            self.world.late_calls.append(call)
+            self.world.late.append(Late(call, *data.draw(LATE)))
             coordinator.answer(call, self.world.deliver(call))
 
     def lose_write(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """The next write loses its answer: it took effect, will later, or never will."""
         if self._reach(coordinator, lambda effect: isinstance(effect, CompareAndSet)):
-            landed, late = data.draw(st.tuples(st.booleans(), st.booleans()), "landed, late")
-            coordinator.lose_write(landed=landed, late=late)
+            self._lose_write(data, coordinator)
 
     def lose_commit(self, data: st.DataObject, coordinator: Coordinator) -> None:
         """The one write whose answer matters."""
         if self._reach(coordinator, is_commit):
-            landed, late = data.draw(st.tuples(st.booleans(), st.booleans()), "landed, late")
-            coordinator.lose_write(landed=landed, late=late)
+            self._lose_write(data, coordinator)
+
+    def _lose_write(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        landed = data.draw(st.booleans(), "landed")
+        coordinator.lose_write(landed=landed, delay=0 if landed else data.draw(st.integers(0, 30), "delay"))
 
     def crash_receiver(self, data: st.DataObject, coordinator: Coordinator) -> None:
         self.world.receivers[data.draw(RECEIVER)].start()
@@ -125,7 +122,8 @@ class CommitProtocol(RuleBasedStateMachine):
 
     def crash_coordinator(self, data: st.DataObject, coordinator: Coordinator) -> None:
         """Its calls may still arrive; another one takes over."""
-        self.world.late_calls += coordinator.pending if data.draw(st.booleans(), "late") else []
+        for call in coordinator.pending if data.draw(st.booleans(), "late") else ():
+            self.world.late.append(Late(call, *data.draw(LATE)))
         coordinator.dead = True
         self._start()
 
@@ -150,6 +148,7 @@ class CommitProtocol(RuleBasedStateMachine):
                 coordinator = self._start()
             if self._wake(coordinator):
                 coordinator.perform()
+            self.world.tick()
             self.check()
         assert self.world.trainer.request is None, "no faults, and yet no commit"
         event(f"drained to a commit on try {coordinator.last_attempts}")
@@ -169,6 +168,7 @@ class CommitProtocol(RuleBasedStateMachine):
 
     def _finish(self) -> None:
         self.drain()
+        self.world.arrive_all()
         self.drain()  # a whole transition without any fault
         self.world.check_finished()
         event(f"commits: {min(len(self.world.truth) - 1, 10)}")
@@ -195,6 +195,7 @@ class CommitProtocol(RuleBasedStateMachine):
                 coordinator.answer(call, self.world.deliver(call))
             else:
                 coordinator.perform()
+            self.world.tick()
             self.check()
         return coordinator
 
@@ -207,6 +208,7 @@ class CommitProtocol(RuleBasedStateMachine):
             if wanted(coordinator.effect):
                 return True
             coordinator.perform()
+            self.world.tick()
             self.check()
         return False
 

@@ -4,6 +4,7 @@ Truth is kept apart from the code under test: version v is what the owners of th
 candidate had presented, element by element.
 """
 
+import os
 import shutil
 import tempfile
 from contextlib import suppress
@@ -27,6 +28,7 @@ from dcr.transport.replay import replay
 from tests.simulation.parties import CATALOGUE, NUM_OWNERS, Crash, Owner, Receiver, Tensors, call, lost
 
 RUN = CATALOGUE.run
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # Linux; else the default folder
 RECEIVERS = ("runtime-0", "runtime-1")
 
 
@@ -49,12 +51,21 @@ class Trainer:
     words: Tensors = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Late:
+    """A message that takes ``delay`` more steps; receivers may apply what they see right after it."""
+
+    message: Call | CompareAndSet
+    delay: int
+    pumped: bool = False
+
+
 class World:
     """Everything but the coordinators."""
 
     def __init__(self, max_attempts: int = 2) -> None:
         self.config = CommitConfig(collect_deadline_s=0.0, max_attempts=max_attempts, retry_pause_s=0.0)
-        self.folder = Path(tempfile.mkdtemp(prefix="dcr-simulation-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="dcr-simulation-", dir=IN_MEMORY))
         self.store = MemoryStore()
         self.archive = StoreArchive(self.store, RUN)
         self.plane = MemoryControlPlane()
@@ -64,8 +75,7 @@ class World:
         self.truth: dict[int, Tensors] = {0: fresh_words()}
         self.given_up: set[AttemptId] = set()
         self.acks: dict[AttemptId, set[str]] = {}
-        self.late_calls: list[Call] = []
-        self.late_writes: list[CompareAndSet] = []
+        self.late: list[Late] = []
         self._nonces = count()
         self._create()
 
@@ -154,6 +164,28 @@ class World:
         """A receiver's background thread applies what it sees; failing to fetch is no fault of it."""
         with suppress(RefitError):
             self.receivers[i].agent.pump()
+
+    def tick(self) -> None:
+        """Time passes: what was late may arrive now."""
+        for late in self.late:
+            late.delay -= 1
+        for late in [late for late in self.late if late.delay <= 0]:
+            self.late.remove(late)
+            self._arrive(late)
+
+    def arrive_all(self) -> None:
+        """Nothing is under way any more."""
+        while self.late:
+            self._arrive(self.late.pop(0))
+
+    def _arrive(self, late: Late) -> None:
+        if isinstance(late.message, Call):
+            self.deliver(late.message)
+        else:
+            self.write(late.message)
+        for i in range(len(self.receivers)) if late.pumped else ():
+            self.pump(i)
+        self.check()
 
     def write(self, effect: CompareAndSet) -> Conflict | None:
         """Carry out a compare-and-set, and check every commit as it happens."""
