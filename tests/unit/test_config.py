@@ -16,6 +16,21 @@ def test_words_override_defaults() -> None:
     assert config.seed == RunConfig().seed
 
 
+def test_the_model_decides_the_recipe_unless_one_is_named(tmp_path: Path) -> None:
+    tiny, default, path = compose(["model=tiny"]), compose([]), compose([f"model={tmp_path}", "lr=1e-5"])
+    assert (tiny.model, tiny.lr, tiny.recipe.task) == ("tiny", 1e-6, "random_tokens")
+    assert (tiny.recipe.prompts, tiny.recipe.group_size) == (2, 8)
+    assert (default.model, default.lr, default.recipe.task) == ("smollm2", 3e-6, "chain_sum")
+    assert (path.model, path.lr, path.recipe) == (str(tmp_path), 1e-5, default.recipe)
+    assert compose(["recipe=grpo_tiny"]) == tiny
+
+
+def test_help_shows_what_a_run_without_words_takes() -> None:
+    default, shown = leaves(compose([])), leaves(RunConfig())
+    apart = {key for key in shown if shown[key] != default[key]}
+    assert apart == {"runtime.packed", "codec.chunk_mib", "codec.bucket_mib"}
+
+
 def test_strings_are_taken_as_they_are() -> None:
     assert compose(["run_dir=/tmp/a=b [1]"]).run_dir == "/tmp/a=b [1]"
 
@@ -71,6 +86,8 @@ WRONG = {
     "faults.kill=abc": "faults.kill: expected a list",
     "faults.kill=[a:b]": "faults.kill: 'a:b' is not process:point:nth",
     "faults.kill=[a:b:0]": "is not process:point:nth",
+    "recipe=grpo_tiny recipe.task=chain_sum": "recipe.task: model=tiny has no tokenizer for chain_sum",
+    "refit=dense faults.kill_runtime_every=3": "faults.kill_runtime_every: kills while a delta is applied",
     "recipe.prompts=3": "recipe.prompts: must be a multiple of trainer.ranks = 2, got 3",
     "run_dir=${oc.env:HOME}": "run_dir: '${oc.env:HOME}' must be a plain value",
 }
@@ -79,7 +96,7 @@ WRONG = {
 @pytest.mark.parametrize("word", WRONG)
 def test_a_mistake_is_one_line_that_names_the_key(word: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        compose([word])
+        compose(word.split(" "))
     assert WRONG[word] in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -147,6 +147,9 @@ def _spec(folder: RunFolder, role: str, index: int, threads: int) -> Spec:
     # Set before any library loads: BLAS and OpenMP read it once, and it decides the order of sums.
     env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # models come from local folders only
+    # glibc: give blocks of a MiB and more back when they are freed. It would keep them, and a restore's
+    # or a step's temporaries, of many sizes and from many threads, are as large as the model.
+    env |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
     group = "the trainer" if role == "trainer" else name
     return Spec(name, argv, group, finishes=role == "trainer", env=env)
 
