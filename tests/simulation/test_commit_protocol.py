@@ -30,8 +30,8 @@ RANK = st.integers(0, NUM_OWNERS - 1)
 
 FREE = ("pump", "ask_to_be_admitted", "train", "drain")
 DISTURBANCES = (
-    "lose_commit", "crash_owner", "lose_call", "delay_call", "repeat_call", "crash_trainer", "lose_write",
-    "crash_receiver", "crash_coordinator", "second_coordinator", *FREE,
+    "crash_node", "lose_commit", "crash_owner", "lose_call", "delay_call", "repeat_call", "crash_trainer",
+    "lose_write", "crash_receiver", "crash_coordinator", "second_coordinator", *FREE,
 )  # fmt: skip
 PLAN = st.lists(st.tuples(STEPS, st.sampled_from(DISTURBANCES)), min_size=2, max_size=5)
 
@@ -39,6 +39,11 @@ PLAN = st.lists(st.tuples(STEPS, st.sampled_from(DISTURBANCES)), min_size=2, max
 def is_commit(effect: Effect | None) -> bool:
     """Whether the effect is the write that moves the record."""
     return isinstance(effect, CompareAndSet) and effect.state.record != effect.expected.record
+
+
+def has_call(effect: Effect | None, method: str) -> bool:
+    """Whether the effect calls ``method``."""
+    return isinstance(effect, Gather) and any(call.method == method for call in effect.calls)
 
 
 class CommitProtocol(RuleBasedStateMachine):
@@ -126,6 +131,18 @@ class CommitProtocol(RuleBasedStateMachine):
             self.world.late.append(Late(call, *data.draw(LATE)))
         coordinator.dead = True
         self._start()
+
+    def crash_node(self, data: st.DataObject, coordinator: Coordinator) -> None:
+        """Coordinator and trainer die when an attempt is published; its opening is still under way."""
+        if self._reach(coordinator, lambda effect: has_call(effect, "open_apply")):
+            for call in coordinator.pending:
+                if call.method == "open_apply":
+                    self.world.late.append(Late(call, *data.draw(LATE)))
+                else:
+                    self.world.deliver(call)
+            coordinator.dead = True
+            self.world.restart_trainer(self._other_weights(data))
+            self._start()
 
     def second_coordinator(self, data: st.DataObject, coordinator: Coordinator) -> None:
         """It takes over from one that lives and knows nothing of it."""

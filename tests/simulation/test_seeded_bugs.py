@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from dcr.commit import completion, coordinator, register, transitions
 from dcr.commit.context import Context
-from dcr.commit.effects import Pause, ReadState, Script
+from dcr.commit.effects import CompareAndSet, Pause, ReadState, Script
 from dcr.model import ActiveAttempt, CommitRecord, ControlState, ReceiverState
 from dcr.receiver import agent, rules, staging
 from tests.simulation.test_commit_protocol import CommitProtocol
@@ -57,7 +57,30 @@ BUGS["no_fence"] = [
     (rules, "check_not_replaced", lambda attempt, obeyed: None),
     (rules, "check_fenced", lambda attempt, fenced: None),
     (agent.ReceiverAgent, "_is_cancelled", lambda self, attempt: False),
+    (agent.ReceiverAgent, "_check_not_stopped", lambda self, attempt: None),
+    (rules, "may_xor", lambda standing: True),
 ]
+
+
+_prepare = transitions.prepare
+
+
+@bug((register, "prepare"))
+def retries_are_not_fenced(state: ControlState, candidate: Any, *, epoch: int, nonce: str) -> ControlState:
+    prepared, before = _prepare(state, candidate, epoch=epoch, nonce=nonce), state.active
+    if before is None or prepared.active is None:
+        return prepared
+    same = replace(prepared.active, attempt=before.attempt)
+    return replace(prepared, number=before.attempt.number, active=same)
+
+
+@bug((coordinator, "commit_record"))
+def replaced_coordinators_commit(
+    context: Context, prepared: ControlState, committed: ControlState
+) -> Script[bool]:
+    state: ControlState = yield ReadState()
+    rebased = replace(committed, revision=state.revision + 1, epoch=state.epoch, number=state.number)
+    return (yield CompareAndSet(state, rebased)) is None
 
 
 @bug((register, "resolve_commit"))
