@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from dcr.testing.toy_trainer import Placement, ToySource, ToyTensor
 from dcr.transport.archive import StoreArchive
 from dcr.transport.memory import MemoryStore
 from dcr.transport.object_transport import ObjectTransport
-
-if TYPE_CHECKING:
-    from dcr.receiver.apply import Applier
 
 Words = NDArray[np.uint16]
 Tensors = dict[str, Words]
@@ -116,7 +113,7 @@ class Receiver:
         applier = NumpyApplier(CATALOGUE, cast("dict[str, Any]", self.resident), PathClass.XOR)
         self.agent = ReceiverAgent(
             self.name,
-            cast("Applier", applier),
+            applier,
             self.gate,
             transport=UnreliableTransport(self._store),
             archive=StoreArchive(self._store, CATALOGUE.run),

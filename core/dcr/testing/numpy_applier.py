@@ -15,7 +15,7 @@ from dcr.audit import digest_tensor
 from dcr.codec import Item, Payload
 from dcr.errors import AttemptFailed, IntegrityError
 from dcr.model import AuditTable, Catalogue, Classification, Encoding, PathClass
-from dcr.receiver.apply import ApplyStats, never
+from dcr.receiver.writer import ApplyStats, never
 
 Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
