@@ -259,6 +259,17 @@ def test_fence_settles_complete_that_was_committed(site: Site) -> None:
     assert site.served() == 1
 
 
+def test_a_late_copy_of_a_fence_undoes_nothing(site: Site) -> None:
+    attempt, refs = _opened(site, 1, 2)
+    site.agent.finish(attempt, site.manifest(attempt, refs))
+    before = site.records[0]
+    assert site.agent.fence(attempt, before).state is ReceiverState.COMPLETE
+    site.agent.settle(site.commit(attempt, refs))
+    report = site.agent.fence(attempt, before)  # the record of its time is older than what is held
+    assert (report.state, report.version) == (ReceiverState.CLEAN, 1)
+    assert site.served() == 1
+
+
 def test_a_torn_receiver_that_missed_the_commit_is_worthless(site: Site) -> None:
     attempt, refs = _opened(site, 1, 2)
     record = site.commit(attempt, refs)  # without this one

@@ -107,7 +107,8 @@ def resume_run(context: Context) -> Script[tuple[Context, CommitRecord]]:
         targets = (*context.owners, *context.receivers)
         fences = to_all(targets, "fence", attempt=active.attempt, record=record)
         yield from try_all(fences, context.config.fence_deadline_s)
-    yield from settle(context, record)
+    else:
+        yield from settle(context, record)
     return context, record
 
 

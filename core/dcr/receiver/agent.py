@@ -76,6 +76,9 @@ class ReceiverAgent:
     def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
         """Stop every earlier attempt; return when none of its writes can take effect (P6).
 
+        Asked again for the same attempt it only reports: a late copy of the call, with the record of
+        its time, must not judge what the attempt has done since.
+
         Raises:
             Conflict: a later attempt is obeyed already.
             ConfigError: ``record`` is of another run or catalogue.
@@ -87,6 +90,8 @@ class ReceiverAgent:
         self._stop_session_before(attempt)
         with self._lock:
             rules.check_not_replaced(attempt, self._obeyed)
+            if self._fenced == attempt:
+                return self._report()
             self._stop_session_before(attempt)
             self._fenced = attempt
             self._stand(rules.after_fence(self._standing, record))
