@@ -32,8 +32,12 @@ class CommitConfig:
 
 @dataclass(slots=True)
 class RefitConfig:
-    """What one side of a refit needs to know."""
+    """What one side of a refit needs to know.
+
+    ``check`` is what a receiver proves before it acknowledges (R13): ``written`` re-reads every bit
+    that was written, ``full`` also audits the whole resident model, ``off`` reads nothing.
+    """
 
     codec: CodecConfig = field(default_factory=CodecConfig)
     commit: CommitConfig = field(default_factory=CommitConfig)
-    check: str = "full"
+    check: str = "written"

@@ -94,7 +94,7 @@ class RunConfig:
     run_dir: str = ""
     resume: bool = False
     verify: str = "full"
-    check: str = "full"
+    check: str = "written"
     trace: bool = True
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
@@ -135,7 +135,9 @@ RULES: Mapping[str, Rule] = {
         "compare bits with a dense refit: all tensors, a tenth, none",
         ("full", "sampled", "off"),
     ),
-    "check": Rule("receivers' own check before they acknowledge", ("full", "written", "off")),
+    "check": Rule(
+        "what receivers prove before they acknowledge: written bits, all bits", ("written", "full", "off")
+    ),
     "trace": Rule("record every process's stages: trace.json and the seconds by stage"),
     "trainer.name": Rule("training framework", ("fsdp",), fixed=True),
     "trainer.ranks": Rule("trainer processes", minimum=1, fixed=True),

@@ -11,7 +11,7 @@ import time
 
 from dcr import observe
 from dcr.codec import Limits
-from dcr.errors import AttemptFailed, ConfigError, Conflict
+from dcr.errors import AttemptFailed, ConfigError, Conflict, IntegrityError
 from dcr.model import (
     ApplyAck,
     AttemptId,
@@ -45,14 +45,16 @@ class ReceiverAgent:
         archive: Archive,
         catalogue: Catalogue,
         incarnation: str,
+        check: str = "written",
     ) -> None:
-        """Prewarm, unless ``applier`` has been.
+        """Prewarm, unless ``applier`` has been. ``check`` is that of ``dcr.config.RefitConfig``.
 
         Raises:
             UnsupportedPath: the loader cannot take deltas.
         """
         self._name = name
         self._incarnation = incarnation
+        self._check = check
         self._applier = applier
         self._gate = gate
         self._transport = transport
@@ -303,21 +305,33 @@ class ReceiverAgent:
             raise AttemptFailed(
                 f"attempt {session.attempt}: payloads are not those of the manifest: {reason}"
             )
-        check_s = self._synchronize_and_check(session.attempt)
+        check_s = self._synchronize_and_check(manifest)
         if self._is_cancelled(session.attempt):
             raise Conflict(f"attempt {session.attempt} was replaced while it was checked")
         self._standing = rules.completed(self._standing)
         self._ack = session.acknowledge(self._name, digest, check_s)
 
-    def _synchronize_and_check(self, attempt: AttemptId) -> float:
+    def _synchronize_and_check(self, manifest: Manifest) -> float:
         started = time.perf_counter()
         try:
             self._applier.synchronize()
-            with observe.span("receiver.check", attempt=str(attempt)):
-                self._applier.check()
+            if self._check != "off":
+                with observe.span("receiver.check", attempt=str(manifest.attempt)):
+                    self._applier.check()
         except Exception as err:
             raise as_refit_error(err, "the check could not run") from err
+        if self._check == "full":
+            self._audit_whole(manifest)
         return time.perf_counter() - started
+
+    def _audit_whole(self, manifest: Manifest) -> None:
+        """A base that decayed cannot be repaired by the delta: such a receiver starts from nothing."""
+        try:
+            with observe.span("receiver.audit", attempt=str(manifest.attempt)):
+                rules.check_whole(self._applier.audit(), manifest)
+        except (AttemptFailed, IntegrityError) as err:
+            self._stand(rules.EMPTY)
+            raise AttemptFailed(f"{self._name}: {err}") from err
 
     def _load_version(self, attempt: AttemptId, record: CommitRecord) -> None:
         try:

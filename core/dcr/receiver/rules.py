@@ -5,8 +5,9 @@
 
 from dataclasses import dataclass, replace
 
+from dcr.audit import combine
 from dcr.errors import AttemptFailed, Conflict
-from dcr.model import AttemptId, CommitRecord, Manifest, PayloadRef, ReceiverState
+from dcr.model import AttemptId, AuditTable, CommitRecord, Manifest, PayloadRef, ReceiverState
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +144,21 @@ def mismatch(manifest: Manifest, applied: dict[tuple[int, int], PayloadRef]) -> 
     missing, extra = sorted(listed.keys() - got.keys()), sorted(got.keys() - listed.keys())
     other = sorted(key for key in listed.keys() & got.keys() if listed[key] != got[key])
     return f"(owner, sequence) missing: {missing[:8]}, not listed: {extra[:8]}, other content: {other[:8]}"
+
+
+def check_whole(resident: AuditTable, manifest: Manifest) -> None:
+    """Whether all resident bits, unchanged ones too, are those of the candidate by the owners' digests (B6).
+
+    Raises:
+        AttemptFailed: names the tensors that are not.
+    """
+    wrong = [
+        name
+        for name, digest in sorted(resident.items())
+        if digest != combine(*(close.audit[name] for close in manifest.owners if name in close.audit))
+    ]
+    if wrong:
+        raise AttemptFailed(
+            f"{', '.join(wrong[:8])}: resident bits outside the delta are not the committed ones; "
+            "this receiver must be restored"
+        )

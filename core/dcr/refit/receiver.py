@@ -27,9 +27,12 @@ def await_record(site: Site, config: CommitConfig, *, deadline_s: float) -> Comm
 
 
 def compose_receiver(
-    name: str, site: Site, record: CommitRecord, *, loader: NativeLoader, gate: RequestGate
-) -> ReceiverAgent:
+    name: str, site: Site, record: CommitRecord, *, loader: NativeLoader, gate: RequestGate,
+    check: str = "written",
+) -> ReceiverAgent:  # fmt: skip
     """An EMPTY receiver: prewarmed for the run's catalogue, gate closed, to be restored by the coordinator.
+
+    ``check`` is that of ``dcr.config.RefitConfig``.
 
     Raises:
         UnsupportedPath: the loader cannot take this catalogue's tensors exactly.
@@ -45,4 +48,5 @@ def compose_receiver(
         archive=site.archive,
         catalogue=catalogue,
         incarnation=new_nonce(),
+        check=check,
     )

@@ -85,6 +85,7 @@ class World:
 
     directory: Path
     plane: ControlPlane = field(default_factory=MemoryControlPlane)
+    check: str = "written"
     service: CoordinatorService = field(init=False)
     sources: list[ToySource] = field(init=False)
     baselines: dict[int, Baseline] = field(default_factory=dict)
@@ -273,6 +274,7 @@ class World:
             archive=self.archive,
             catalogue=self.catalogue,
             incarnation=new_nonce(),
+            check=self.check,
         )
 
 
