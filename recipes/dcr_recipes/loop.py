@@ -233,8 +233,8 @@ class Loop:
         matches = position.step == 0 or self._training.restore(position)
         if matches:
             self._prove()
-        self._export(self._version)
-        if not matches:
+            self._export(self._version)
+        else:
             self._roll_back()
         self._complete_metrics()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dcr.errors import IntegrityError
 from dcr.model import AuditDigest, AuditTable
@@ -122,6 +123,10 @@ def _rows(folder: RunFolder) -> list[dict[str, object]]:
     return rows
 
 
+def _exported_weight(folder: RunFolder, version: int) -> float:
+    return float(load_file(dense_path(folder, version))["weight"])
+
+
 def test_a_calm_run(tmp_path: Path) -> None:
     world, folder = World(), RunFolder(tmp_path)
     _run(world, folder)
@@ -179,6 +184,21 @@ def test_an_older_checkpoint_is_published_as_the_next_version(tmp_path: Path) ->
     assert [(row["step"], row["version"]) for row in _rows(folder)] == [(1, 1), (2, 2), (3, 6), (4, 7)]
     summary = json.loads(folder.summary.read_text())
     assert (summary["rewards"], summary["final_version"]) == ([0.1, 0.2, 0.3, 0.4], 7)
+
+
+def test_older_weights_are_never_exported_under_the_committed_versions_name(tmp_path: Path) -> None:
+    world, folder = World(), RunFolder(tmp_path)
+    _run(world, folder)
+    for lost in [key for key in world.checkpoints if key[0] > 2]:
+        del world.checkpoints[lost]
+    exported: list[tuple[float, float]] = []
+
+    def look(point: str, step: int) -> None:
+        if (point, step) == ("before commit", 2):
+            exported.append((_exported_weight(folder, 4), _exported_weight(folder, 5)))
+
+    _run(world, folder, look)
+    assert exported == [(4.0, 2.0)]
 
 
 def test_a_checkpoint_that_does_not_serve_the_committed_bits_stops_the_run(tmp_path: Path) -> None:
