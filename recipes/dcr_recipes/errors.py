@@ -2,6 +2,9 @@
 
 from dcr.errors import IntegrityError, RefitError
 
+EXIT_INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C or SIGTERM ended."""
+
 
 class RunFailed(RefitError):  # noqa: N818
     """Processes of the run died more often than the restart budget allows, or for good."""

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+LATEST = Path("runs/latest")
+"""The run that was started last in this folder's ``runs``."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:

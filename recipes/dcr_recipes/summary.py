@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from dcr.transport.durable import replace_durably
+
 Row: TypeAlias = dict[str, Any]
 """One step: flat, JSON scalars only."""
 
@@ -73,9 +75,4 @@ def add_to_summary(path: Path, figures: Mapping[str, Any]) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace ``path`` durably: a reader sees the old text or the new, a crash leaves one of them."""
-    staged = path.with_name(path.name + ".tmp")
-    with staged.open("w") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    staged.replace(path)
+    replace_durably(path, text.encode())

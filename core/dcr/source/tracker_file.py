@@ -16,6 +16,7 @@ from dcr.errors import StoreError
 from dcr.model import bits_dtype, width_bytes
 from dcr.source.ports import Bits
 from dcr.source.task import AffineTask
+from dcr.transport.durable import sync_path
 
 ALIGNMENT_BYTES = 64
 
@@ -30,15 +31,6 @@ def disk_errors(path: Path, what: str) -> Iterator[None]:
             f"cannot {what} {path}: {err.strerror or err}; make space or fix the directory, then try again "
             "(nothing is lost)"
         ) from err
-
-
-def fsync_path(path: Path) -> None:
-    """Make a file, or the entries of a directory, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class TrackerFile:
@@ -73,7 +65,7 @@ class TrackerFile:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-            fsync_path(self._path.parent)
+            sync_path(self._path.parent)
 
     def open(self, *, writable: bool = True) -> None:
         """Map the file. Call once it is intact."""
@@ -91,4 +83,4 @@ class TrackerFile:
         """Return when everything written is durable."""
         with disk_errors(self._path, "flush"):
             self._bytes.flush()
-            fsync_path(self._path)
+            sync_path(self._path)

@@ -4,7 +4,6 @@ Replaced atomically. A pending version is announced here before the first tracke
 written, so that after a crash every tracker can be proven to hold one version or the other.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 from dcr.errors import PayloadError
 from dcr.model import AuditDigest, digest_hex, from_json, to_json
 from dcr.source.task import AffineTask
-from dcr.source.tracker_file import disk_errors, fsync_path
+from dcr.source.tracker_file import disk_errors
+from dcr.transport.durable import replace_durably, sync_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,8 @@ def write_index(path: Path, index: TrackerIndex) -> None:
         StoreError: the disk is full; the old index is still there.
     """
     body = to_json(index)
-    draft = path.with_name(path.name + ".new")
     with disk_errors(path, "write"):
-        with draft.open("wb") as file:
-            file.write(digest_hex(body).encode() + b"\n" + body)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        fsync_path(path.parent)
+        replace_durably(path, digest_hex(body).encode() + b"\n" + body)
 
 
 def read_index(path: Path, layout: str) -> TrackerIndex | None:
@@ -95,4 +89,4 @@ def remove_index(path: Path) -> None:
     if path.is_file():
         with disk_errors(path, "remove"):
             path.unlink()
-            fsync_path(path.parent)
+            sync_path(path.parent)

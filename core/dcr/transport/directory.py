@@ -14,6 +14,7 @@ from pathlib import Path
 from dcr.errors import ConfigError, Conflict, MissingObject, StoreError
 from dcr.model import new_nonce
 from dcr.transport.disk_errors import explained, locked
+from dcr.transport.durable import sync_path
 from dcr.transport.keys import check_key, check_prefix
 
 _TEMPORARY = ".tmp-"
@@ -42,7 +43,7 @@ class DirectoryStore:
             self._make_folders(path.parent)
             for _ in range(_MAX_TRIES):
                 if _holds(path, data) or _create(path, data):
-                    _sync_folder(path.parent)
+                    sync_path(path.parent)
                     return
         raise StoreError(f"object {path} keeps appearing and vanishing; retry when nobody collects it")
 
@@ -96,7 +97,7 @@ class DirectoryStore:
                 if not path.is_dir():
                     raise ConfigError(f"{path} is an object; a key cannot also be a folder of keys") from None
             if path not in self._durable:  # another writer may have made it and not flushed it yet
-                _sync_folder(path.parent)
+                sync_path(path.parent)
                 self._durable.add(path)
 
 
@@ -139,14 +140,6 @@ def _write(handle: int, data: bytes) -> None:
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[os.write(handle, rest) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _files(folder: Path, start: str) -> Iterator[Path]:

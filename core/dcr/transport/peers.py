@@ -4,7 +4,6 @@ A restarted process publishes its new url and incarnation under its old name; wh
 connection reads the file again.
 """
 
-import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from dcr.errors import ConfigError, PayloadError, StoreError
 from dcr.model import from_json, new_nonce, to_json
+from dcr.transport.durable import sync_path, write_durably
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SUFFIX = ".json"
@@ -43,9 +43,9 @@ class Peers:
         temporary = path.with_name(f".{name}.{new_nonce()}.tmp")  # names never start with a dot
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            _write_durably(temporary, to_json(Peer(name, url, incarnation)))
+            write_durably(temporary, to_json(Peer(name, url, incarnation)))
             temporary.replace(path)
-            _sync_folder(self._directory)
+            sync_path(self._directory)
         except OSError as err:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -83,18 +83,3 @@ class Peers:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"peer name {name!r} must be letters, digits, '-' and '_'")
         return self._directory / f"{name}{_SUFFIX}"
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

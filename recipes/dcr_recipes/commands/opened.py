@@ -7,11 +7,9 @@ from dcr.commit.control_plane.sqlite import SqliteControlPlane
 from dcr.errors import ConfigError, MissingObject
 from dcr.model import ControlState
 from dcr.refit import Site
-from dcr.transport.directory import DirectoryStore
 from dcr_recipes.config import RunConfig
-from dcr_recipes.layout import RunFolder
-
-LATEST = Path("runs/latest")
+from dcr_recipes.layout import LATEST, RunFolder
+from dcr_recipes.processes.serving import site_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,7 @@ def open_run(root: Path | None) -> OpenedRun:
         raise ConfigError(f"{root} ran with refit={config.refit}: only refit=dcr keeps a commit record")
     if not folder.control.is_file():
         raise ConfigError(f"{root} has not committed a version yet")
-    store = DirectoryStore(config.transport.path or folder.store)
-    site = Site(folder.run_id.read_text().strip(), store, folder.endpoints)
-    opened = OpenedRun(folder, config, site, SqliteControlPlane(folder.control))
+    opened = OpenedRun(folder, config, site_of(folder, config), SqliteControlPlane(folder.control))
     try:
         opened.state()
     except MissingObject:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dcr.errors import IntegrityError, PayloadError
 from dcr.model import RunId, from_json, to_json
+from dcr.transport.durable import sync_path
 from dcr_recipes.grpo.metrics import StepMetrics
 from dcr_recipes.grpo.shard_state import served_digest
 
@@ -179,15 +180,7 @@ def _write_durably(path: Path, state: "Mapping[str, torch.Tensor]", meta: Checkp
     write_safetensors(temporary, state, {_META: to_json(meta).decode()})
     os.replace(temporary, path)
     for folder in (path.parent, path.parent.parent):
-        _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_path(folder)
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dcr.errors import ConfigError
 from dcr_recipes.config import RunConfig
-from dcr_recipes.errors import RunFailed
+from dcr_recipes.errors import EXIT_INTERRUPTED, RunFailed
 from dcr_recipes.launch.final import final_table, headline
 from dcr_recipes.launch.folder import choose, claim
 from dcr_recipes.launch.live import ProcessState
@@ -31,7 +31,6 @@ from dcr_recipes.trace.writer import read_phases
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.1
-EXIT_INTERRUPTED = 130
 
 
 def run(words: Sequence[str], console: Console) -> int:

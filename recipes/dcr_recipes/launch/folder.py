@@ -13,7 +13,8 @@ from pathlib import Path
 from dcr.errors import ConfigError
 from dcr_recipes.compose import compose, load, recompose, save
 from dcr_recipes.config import RunConfig
-from dcr_recipes.layout import RunFolder
+from dcr_recipes.layout import LATEST, RunFolder
+from dcr_recipes.summary import write_atomically
 
 _LOCK_PATIENCE_S = 15.0
 """Processes of a driver that was just killed need a moment to die; they hold the lock until then."""
@@ -33,7 +34,7 @@ def choose(words: Sequence[str]) -> tuple[RunFolder, RunConfig]:
                 f"run_dir: {root} exists; pass resume=true to continue it or choose another run_dir"
             )
         return RunFolder(root.absolute()), asked
-    root = Path(asked.run_dir or "runs/latest")
+    root = Path(asked.run_dir) if asked.run_dir else LATEST
     folder = RunFolder(root.resolve())
     if not folder.config.exists():
         raise ConfigError(f"resume: {root} holds no run; drop resume=true to start one there")
@@ -101,7 +102,7 @@ def _prepare(folder: RunFolder, config: RunConfig) -> None:
         config.transport.path = str(Path(config.transport.path).absolute())
         Path(config.transport.path).mkdir(parents=True, exist_ok=True)
     if not folder.run_id.exists():
-        _replace(folder.run_id, secrets.token_hex(16))
+        write_atomically(folder.run_id, secrets.token_hex(16))
     config.run_dir = str(folder.root)
     staged = folder.config.with_suffix(".tmp")
     save(config, staged)
@@ -117,9 +118,3 @@ def link_latest(folder: RunFolder) -> None:
     staged = link.with_name(f".latest-{os.getpid()}")
     staged.symlink_to(folder.root.name)
     staged.replace(link)
-
-
-def _replace(path: Path, text: str) -> None:
-    staged = path.with_suffix(".tmp")
-    staged.write_text(text)
-    staged.replace(path)

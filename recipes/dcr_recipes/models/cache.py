@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dcr.errors import IntegrityError
+from dcr.transport.durable import sync_path
 
 CACHE_FOLDER = "DCR_CACHE"
 WEIGHTS = "model.safetensors"
@@ -73,11 +74,11 @@ def _replace(model: CachedModel, make: Make) -> None:
             " versions in requirements/core.txt and requirements/model.txt, or give the path of a checkpoint"
         )
     for path in part.iterdir():
-        _sync(path)
-    _sync(part)
+        sync_path(path)
+    sync_path(part)
     _remove(model.folder)
     part.rename(model.folder)
-    _sync(model.folder.parent)
+    sync_path(model.folder.parent)
 
 
 def _fault(model: CachedModel, folder: Path) -> str | None:
@@ -107,11 +108,3 @@ def _locked(path: Path, tell: Tell) -> Iterator[None]:
 def _remove(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,13 +8,19 @@ from dcr.refit import Site
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.rpc import RpcServer, serve
 from dcr_recipes.config import RunConfig
+from dcr_recipes.layout import RunFolder
 from dcr_recipes.processes.border import Context
 
 
 def site(context: Context) -> Site:
-    """The run's meeting place: its store and its endpoints."""
-    store = DirectoryStore(context.config.transport.path or context.folder.store)
-    return Site(context.run, store, context.folder.endpoints)
+    """Where this process meets the others of its run."""
+    return site_of(context.folder, context.config)
+
+
+def site_of(folder: RunFolder, config: RunConfig) -> Site:
+    """A run's meeting place: its id, its store and its endpoints."""
+    store = DirectoryStore(config.transport.path or folder.store)
+    return Site(folder.run_id.read_text().strip(), store, folder.endpoints)
 
 
 def announce(context: Context, handlers: Mapping[str, Callable[..., object]], *, port: int = 0) -> RpcServer:
