@@ -35,7 +35,8 @@ class RefitConfig:
     """What one side of a refit needs to know.
 
     ``check`` is what a receiver proves before it acknowledges (R13): ``written`` re-reads every bit
-    that was written, ``full`` also audits the whole resident model, ``off`` reads nothing.
+    that was written, and audits the whole resident model after an attempt that failed; ``full`` always
+    audits it; ``off`` reads nothing.
     """
 
     codec: CodecConfig = field(default_factory=CodecConfig)

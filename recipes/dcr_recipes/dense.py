@@ -5,18 +5,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dcr.errors import Unreachable
+from dcr.model import stored_bits
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.loop import Figures, Position, dense_path
 from dcr_recipes.summary import write_atomically
 from dcr_recipes.verify import Instance
-
-if TYPE_CHECKING:
-    import torch
 
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.2
@@ -94,22 +92,11 @@ def count_changes(before: Path, after: Path) -> Counts:
     changed = elements = num_bytes = 0
     with safe_open(before, framework="pt") as old, safe_open(after, framework="pt") as new:
         for name in new.keys():  # noqa: SIM118 -- not a dict
-            tensor = new.get_tensor(name)
-            ours, theirs = _rows(tensor), _rows(old.get_tensor(name))
-            changed += int(np.count_nonzero((ours != theirs).any(axis=1)))
-            elements += tensor.numel()
-            num_bytes += ours.size
+            ours, theirs = stored_bits(new.get_tensor(name)), stored_bits(old.get_tensor(name))
+            changed += int(np.count_nonzero(ours != theirs))
+            elements += ours.size
+            num_bytes += ours.nbytes
     return Counts(changed, elements, num_bytes)
-
-
-def _rows(tensor: "torch.Tensor") -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    """Stored bytes uint8 [num_elements, element_bytes]."""
-    import torch
-
-    raw: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = (
-        tensor.reshape(-1, 1).contiguous().view(torch.uint8).numpy()
-    )
-    return raw
 
 
 def load_patiently(name: str, instance: Instance, dense: Path, version: int) -> None:

@@ -21,8 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from typing_extensions import override
 
 from dcr.errors import RefitError
-from dcr.model import TensorSpec, to_json
-from dcr.source.ports import Bits
+from dcr.model import Bits, TensorSpec, to_json
 from dcr.source.task import AffineTask
 from dcr_adapters.fsdp import FsdpShards, gather_dense
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from dcr.errors import ConfigError, UnsupportedPath
-from dcr.model import TensorSpec, from_json
-from dcr.source.ports import Bits
+from dcr.model import Bits, TensorSpec, from_json
 from dcr.source.task import AffineTask
 from dcr.testing.shard_source_suite import ShardSourceContract, ShardWorld
 

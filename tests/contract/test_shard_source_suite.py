@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dcr.indexmap import IndexMap
-from dcr.model import TensorSpec
-from dcr.source.ports import Bits
+from dcr.model import Bits, TensorSpec
 from dcr.source.task import AffineTask
 from dcr.testing.shard_source_suite import ShardSourceContract, ShardWorld
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -107,7 +108,7 @@ def _run(folder: Path, steps: int, settings: GrpoSettings) -> dict[str, object]:
     return {
         "weights": weights_digest(before),
         "tokens": run_token_digest(training.history),
-        "history": [metrics.flat() for metrics in training.history],
+        "history": [asdict(metrics) for metrics in training.history],
         "changed": changed,
         "num_elements": sum(tensor.numel() for tensor in before.values()),
     }

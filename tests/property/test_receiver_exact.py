@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from dcr.codec import Item
 from dcr.errors import AttemptFailed
-from dcr.model import Catalogue, Encoding, PathClass, TensorSpec, bits_dtype, known_dtypes
+from dcr.model import Bits, Catalogue, Encoding, PathClass, TensorSpec, bits_dtype, known_dtypes
 from dcr.receiver.apply import Applier
 from dcr.receiver.lanes import torch_dtype
 from dcr.receiver.scratch import Scratch, choose_placeholder
-from dcr.testing.deltas import Bits, audit_of, delta_item, payload_of, random_bits
+from dcr.testing.deltas import audit_of, delta_item, payload_of, random_bits
 from dcr.testing.native_loader_suite import dense_load, storage_bytes
 
 KEY = "00112233445566778899aabbccddeeff"

@@ -7,9 +7,8 @@ import numpy as np
 
 from dcr.commit.control_plane.sqlite import SqliteControlPlane
 from dcr.indexmap import IndexMap
-from dcr.model import ControlState, Encoding, RunId, to_json
+from dcr.model import Bits, ControlState, Encoding, RunId, to_json
 from dcr.source.baseline import Baseline
-from dcr.source.ports import Bits
 from dcr.source.task import AffineTask
 from dcr.testing.history import History, Tensors, random_tensors, small_catalogue
 from dcr.transport.directory import DirectoryStore

@@ -11,9 +11,9 @@ import pytest
 from tests.unit.run_folders import StoredRun, flip, stored_run
 
 from dcr.errors import AttemptFailed
-from dcr.model import AttemptId, Encoding, PathClass, ReceiverAudit, bits_dtype
+from dcr.model import AttemptId, Bits, Encoding, PathClass, ReceiverAudit, bits_dtype
 from dcr.receiver.agent import ReceiverAgent
-from dcr.testing.numpy_applier import Bits, NumpyApplier
+from dcr.testing.numpy_applier import NumpyApplier
 from dcr.testing.toy_runtime import RecordingGate
 from dcr.transport.object_transport import ObjectTransport
 from dcr.transport.peers import Peers

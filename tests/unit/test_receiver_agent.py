@@ -102,6 +102,7 @@ class Site:
 
     def manifest(self, attempt: AttemptId, refs: Sequence[PayloadRef], /, **changes: object) -> str:
         parent = self.records[attempt.version - 1] if attempt.version else None
+        table = audit_of(self.catalogue, self.versions[attempt.version])
         manifest = Manifest(
             run=self.catalogue.run,
             attempt=attempt,
@@ -109,7 +110,7 @@ class Site:
             parent=(parent.attempt, parent.manifest) if parent else None,
             catalogue=self.catalogue.digest(),
             overwrite_only=attempt == GENESIS,
-            owners=(OwnerClose(attempt, 0, tuple(refs), {}, 0, 0, ""),),
+            owners=(OwnerClose(attempt, 0, tuple(refs), table, 0, 0, ""),),
         )
         return self.archive.put_object("manifest", to_json(replace(manifest, **changes)))  # type: ignore[arg-type]
 
@@ -391,21 +392,28 @@ def test_one_key_with_two_contents_fails(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "reason"),
+    ("listed", "reason", "left"),
     [
-        (lambda refs: [*refs, PayloadRef(3, 7, "0" * 32, 9)], r"missing: \[\(3, 7\)\]"),
-        (lambda refs: refs[1:], r"not listed: \[\(0, 0\)\]"),
-        (lambda refs: [replace(refs[0], digest="f" * 32), *refs[1:]], r"other content: \[\(0, 0\)\]"),
+        (lambda refs: [*refs, PayloadRef(3, 7, "0" * 32, 9)], r"missing: \[\(3, 7\)\]", ReceiverState.MIXED),
+        (lambda refs: refs[1:], r"not listed: \[\(0, 0\)\]", ReceiverState.EMPTY),
+        (
+            lambda refs: [replace(refs[0], digest="f" * 32), *refs[1:]],
+            r"other content: \[\(0, 0\)\]",
+            ReceiverState.EMPTY,
+        ),
     ],
     ids=["missing", "extra", "other"],
 )
 def test_the_set_must_be_exactly_the_manifests(
-    site: Site, listed: Callable[[list[PayloadRef]], list[PayloadRef]], reason: str
+    site: Site,
+    listed: Callable[[list[PayloadRef]], list[PayloadRef]],
+    reason: str,
+    left: ReceiverState,
 ) -> None:
     attempt, refs = _opened(site, 1, 2)
     with pytest.raises(AttemptFailed, match=reason):
         site.agent.finish(attempt, site.manifest(attempt, listed(refs)))
-    assert site.agent.report().state is ReceiverState.MIXED
+    assert site.agent.report().state is left
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from dcr.errors import UnsupportedPath
 from dcr.indexmap import IndexMap
-from dcr.model import TensorSpec, digest_hex
-from dcr.source.ports import Bits
+from dcr.model import Bits, TensorSpec, digest_hex, stored_bits
 from dcr.source.task import AffineTask
 from dcr_adapters.fsdp.mapping import Block, describe, locate
 from dcr_adapters.fsdp.model import Slot, canonical_slots, served_dtype_of
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class FsdpShards:
@@ -68,7 +65,7 @@ class FsdpShards:
                 f"tensor {task.name!r} is declared {task.dtype} but holds {tensor.dtype}, which would be "
                 f"served as {dtype}; a changed dtype needs a new run"
             )
-        return _bits(_served(tensor, dtype))
+        return stored_bits(_served(tensor, dtype))
 
     def counters(self) -> str:
         """Digest of every tensor's version counters."""
@@ -158,9 +155,3 @@ def _served(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
         local = local.to_local()
     served: torch.Tensor = local.to(getattr(torch, dtype))
     return served
-
-
-def _bits(local: torch.Tensor) -> Bits:
-    width = local.element_size()
-    bits: Bits = local.reshape(-1).cpu().view(_BITS[width]).numpy().view(f"<u{width}")
-    return bits

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.errors import PayloadError
-from dcr.model import digest_hex, from_json
+from dcr.model import digest_hex, from_json, stored_bits
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ def write_dump(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> int:
     with path.open("wb") as out:
         out.write(_HEAD.pack(len(head)) + head)
         for tensor in tensors.values():
-            out.write(_raw_bytes(tensor).tobytes())
+            out.write(stored_bits(tensor).data)
     return offset
 
 
@@ -80,11 +80,3 @@ def _view(blob: NDArray[np.uint8], dtype: str, shape: list[int], offset: int, nu
     if raw.size != num_bytes:
         raise ValueError(f"a tensor of {num_bytes} bytes at {offset} is cut off")
     return RawTensor(dtype, tuple(shape), raw)
-
-
-def _raw_bytes(tensor: "torch.Tensor") -> NDArray[np.uint8]:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    raw: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
-    return raw

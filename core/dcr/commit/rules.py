@@ -128,9 +128,8 @@ def combine_classes(catalogue: Catalogue, reports: Mapping[str, ReceiverReport])
     Raises:
         UnsupportedPath: a receiver refuses a tensor.
     """
-    names = [name for spec in catalogue.tensors for name in (spec.name, *spec.aliases)]
     combined: Classification = {}
-    for name in names:
+    for name in catalogue.by_name():
         classes = {target: r.classification.get(name, PathClass.OVERWRITE) for target, r in reports.items()}
         refusing = sorted(target for target, path in classes.items() if path is PathClass.REFUSED)
         if refusing:
@@ -165,7 +164,7 @@ def join_audit(catalogue: Catalogue, closes: Sequence[OwnerClose]) -> AuditTable
     Raises:
         IntegrityError: the parts do not cover a tensor exactly once, or name an unknown one.
     """
-    expected = {n: spec.num_elements for spec in catalogue.tensors for n in (spec.name, *spec.aliases)}
+    expected = {name: spec.num_elements for name, spec in catalogue.by_name().items()}
     table = dict.fromkeys(expected, EMPTY)
     for close in closes:
         for name, part in close.audit.items():

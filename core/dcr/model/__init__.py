@@ -1,10 +1,10 @@
 """The nouns of the paper as frozen dataclasses, and their one JSON form.
 
-Nothing here has behaviour beyond small derived properties: tensors are described, never held.
+Nothing here has behaviour beyond small derived properties: tensors are described and looked at, never held.
 """
 
 from dcr.model.catalogue import Catalogue, TensorSpec
-from dcr.model.dtypes import bits_dtype, known_dtypes, width_bytes
+from dcr.model.dtypes import Bits, bits_dtype, known_dtypes, stored_bits, width_bytes
 from dcr.model.ids import GENESIS, AttemptId, CandidateId, RunId, new_nonce
 from dcr.model.manifest import AuditDigest, AuditTable, Manifest, OwnerClose, PayloadRef
 from dcr.model.messages import (
@@ -27,6 +27,7 @@ __all__ = [
     "AttemptId",
     "AuditDigest",
     "AuditTable",
+    "Bits",
     "CandidateId",
     "Catalogue",
     "Classification",
@@ -48,6 +49,7 @@ __all__ = [
     "from_json",
     "known_dtypes",
     "new_nonce",
+    "stored_bits",
     "to_json",
     "width_bytes",
 ]

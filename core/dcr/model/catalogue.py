@@ -44,6 +44,10 @@ class Catalogue:
         """BLAKE2b-128 of the canonical JSON form."""
         return digest_hex(to_json(self))
 
+    def by_name(self) -> dict[str, TensorSpec]:
+        """Every canonical name, aliases included, with the spec that it shares; in catalogue order."""
+        return {name: spec for spec in self.tensors for name in (spec.name, *spec.aliases)}
+
     @property
     def num_bytes(self) -> int:
         """Bytes of one dense refit (aliases are not sent twice)."""

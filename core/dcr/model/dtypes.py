@@ -1,10 +1,17 @@
 """Stored element types, by their Hugging Face checkpoint names, and the unsigned type of their bits."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcr.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
+"""Stored bits: unsigned integers of the element's width."""
 
 _WIDTH_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -38,3 +45,15 @@ def width_bytes(dtype: str) -> int:
 def bits_dtype(dtype: str) -> np.dtype[np.unsignedinteger[Any]]:
     """Little-endian unsigned numpy type that holds the stored bits of one ``dtype`` element."""
     return _BITS[width_bytes(dtype)]
+
+
+def stored_bits(tensor: "torch.Tensor") -> Bits:
+    """The elements' bits [num_elements] in row-major order, on the host.
+
+    Shares memory with a contiguous host tensor; any other is copied.
+    """
+    import torch
+
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    bits: Bits = raw.view(f"<u{tensor.element_size()}")
+    return bits

@@ -8,11 +8,11 @@ import torch
 from dcr import observe
 from dcr.codec import Item, Payload
 from dcr.errors import AttemptFailed, IntegrityError, UnsupportedPath
-from dcr.model import AuditTable, Catalogue, Classification, Encoding, PathClass, TensorSpec
+from dcr.model import AuditTable, Bits, Catalogue, Classification, Encoding, PathClass, TensorSpec
 from dcr.receiver.checks import casts_hold, check_items
 from dcr.receiver.copy_hook import ApplyHook
-from dcr.receiver.lanes import Bits, dense_from_bits
-from dcr.receiver.placement import PlacementTable, specs_by_name
+from dcr.receiver.lanes import dense_from_bits
+from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.prewarm import Prewarm
 from dcr.receiver.resident import Residents
@@ -28,7 +28,7 @@ class Applier:
     def __init__(self, loader: NativeLoader, catalogue: Catalogue) -> None:
         self._loader = loader
         self._catalogue = catalogue
-        self._specs = specs_by_name(catalogue)
+        self._specs = catalogue.by_name()
         self._scratch = Scratch.for_tensors(catalogue.tensors)
         self._table: PlacementTable | None = None
         self._residents = Residents({})

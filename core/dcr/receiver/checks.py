@@ -11,10 +11,10 @@ import torch
 from dcr.audit import digest_at
 from dcr.codec import Item
 from dcr.errors import AttemptFailed
-from dcr.model import Catalogue, Encoding, TensorSpec
+from dcr.model import Bits, Catalogue, Encoding, TensorSpec
 from dcr.receiver.copy_hook import cast_like
-from dcr.receiver.lanes import Bits, dense_from_bits, lanes
-from dcr.receiver.placement import PlacementTable, specs_by_name
+from dcr.receiver.lanes import dense_from_bits, lanes
+from dcr.receiver.placement import PlacementTable
 
 
 def check_items(table: PlacementTable, items: Sequence[Item]) -> None:
@@ -26,9 +26,8 @@ def check_items(table: PlacementTable, items: Sequence[Item]) -> None:
     by_name: dict[str, list[Item]] = {}
     for item in items:
         by_name.setdefault(item.name, []).append(item)
-    specs = specs_by_name(table.catalogue)
     for name, written in by_name.items():
-        spec = specs[name]
+        spec = table.specs[name]
         if not table.skipped(name):
             _check_stored(table, name, spec, written)
             _check_casts(table, name, spec, written)

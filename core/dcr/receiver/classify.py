@@ -9,7 +9,7 @@ from dcr.model import Catalogue, Classification, PathClass, TensorSpec
 from dcr.receiver.geometry import Fill
 from dcr.receiver.learn_hook import Trace
 from dcr.receiver.overlap import Overlaps, Write, find_overlaps
-from dcr.receiver.placement import PlacementTable, specs_by_name
+from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
 
 
@@ -22,7 +22,7 @@ def classify(
     another write. Tied names are classified, and sent, each on their own.
     """
     overlaps = find_overlaps(_writes(catalogue, traces))
-    specs = specs_by_name(catalogue)
+    specs = catalogue.by_name()
     refusals: dict[str, str] = {}
     classes: Classification = {}
     for name, trace in traces.items():

@@ -4,16 +4,11 @@ Torch has no full set of operations on unsigned types, so bits of torch tensors 
 *lanes* of the element's width; only equality, XOR and selection are ever computed on them.
 """
 
-from typing import Any, TypeAlias
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dcr.errors import ConfigError
-from dcr.model import TensorSpec, bits_dtype, known_dtypes
-
-Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
+from dcr.model import Bits, TensorSpec, bits_dtype, known_dtypes
 
 _LANES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -31,11 +26,6 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """The catalogue name of a torch type."""
-    return str(dtype).removeprefix("torch.")
-
-
 def lanes(tensor: torch.Tensor) -> torch.Tensor:
     """The same storage and geometry as signed integers of the element's width."""
     return tensor.view(_LANES[tensor.element_size()])
@@ -46,9 +36,3 @@ def dense_from_bits(spec: TensorSpec, bits: Bits) -> torch.Tensor:
     flat = np.require(bits, dtype=bits_dtype(spec.dtype), requirements=["C", "W"])
     memory = torch.from_numpy(flat.view(f"i{flat.itemsize}"))
     return memory.view(torch_dtype(spec.dtype)).view(spec.shape)
-
-
-def as_bits(flat: torch.Tensor) -> Bits:
-    """A contiguous host tensor's memory as a flat unsigned array."""
-    array: NDArray[Any] = lanes(flat.reshape(-1)).numpy()
-    return array.view(f"u{array.itemsize}")

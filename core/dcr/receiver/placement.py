@@ -3,7 +3,7 @@
 The one reader of resident bits in canonical coordinates: checks, restore proof and audit use it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from dcr.audit import digest_tensor
 from dcr.errors import IntegrityError, UnsupportedPath
-from dcr.model import AuditTable, Catalogue, Classification, TensorSpec
+from dcr.model import AuditTable, Bits, Catalogue, Classification, TensorSpec, stored_bits
 from dcr.receiver.geometry import Copy
-from dcr.receiver.lanes import Bits, as_bits, lanes, torch_dtype
+from dcr.receiver.lanes import lanes, torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,10 @@ class PlacementTable:
     classes: Classification
     streamable: bool
     refusals: dict[str, str]
+    specs: dict[str, TensorSpec] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "specs", self.catalogue.by_name())
 
     def require_supported(self) -> None:
         """Raise UnsupportedPath, naming each refused tensor and what to do."""
@@ -49,14 +53,14 @@ class PlacementTable:
 
         Only copies that keep the representation are read; a cast has no canonical bits to give back.
         """
-        spec = specs_by_name(self.catalogue)[name]
+        spec = self.specs[name]
         flat = torch.zeros(spec.num_elements, dtype=torch_dtype(spec.dtype))
         covered = torch.zeros(spec.num_elements, dtype=torch.bool)
         for copy in self.copies[name]:
             if copy.preserving:
                 copy.source(lanes(flat))[copy.once] = lanes(copy.target)[copy.once].cpu()
                 copy.source(covered)[copy.once] = True
-        return as_bits(flat), covered.numpy()
+        return stored_bits(flat), covered.numpy()
 
     def disagreeing(self, name: str, bits: Bits, active: torch.Tensor) -> str | None:
         """Resident name of a copy of ``name`` that lacks ``bits`` [num_elements] where ``active``.
@@ -86,8 +90,3 @@ class PlacementTable:
                 raise IntegrityError(f"{name}: its copy in {where!r} differs from its other copies")
             table[name] = digest_tensor(key, name, bits)
         return table
-
-
-def specs_by_name(catalogue: Catalogue) -> dict[str, TensorSpec]:
-    """Every canonical name, aliases included, with the spec that it shares."""
-    return {name: spec for spec in catalogue.tensors for name in (spec.name, *spec.aliases)}

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import torch
 
 from dcr.errors import AttemptFailed, UnsupportedPath
-from dcr.model import Catalogue
+from dcr.model import Bits, Catalogue, stored_bits
 from dcr.receiver.classify import classify
-from dcr.receiver.lanes import Bits, as_bits, torch_dtype
+from dcr.receiver.lanes import torch_dtype
 from dcr.receiver.learn_hook import LearnHook, Trace
-from dcr.receiver.placement import PlacementTable, specs_by_name
+from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.resident import Residents
 from dcr.receiver.scratch import Scratch
@@ -27,7 +27,7 @@ class Prewarm:
         self._loader = loader
         self._catalogue = catalogue
         self._scratch = scratch
-        self._specs = specs_by_name(catalogue)
+        self._specs = catalogue.by_name()
         self._residents = Residents(loader.resident())
         self._probe_bits = {spec.dtype: _bits_of_probe(spec.dtype) for spec in catalogue.tensors}
 
@@ -107,4 +107,4 @@ class Prewarm:
 
 
 def _bits_of_probe(dtype: str) -> Bits:
-    return as_bits(torch.full((1,), 3.0).to(torch_dtype(dtype)))
+    return stored_bits(torch.full((1,), 3.0).to(torch_dtype(dtype)))

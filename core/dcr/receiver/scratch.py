@@ -8,8 +8,8 @@ restored and a run of items of one kind never refills the whole.
 import numpy as np
 import torch
 
-from dcr.model import Encoding, TensorSpec, bits_dtype
-from dcr.receiver.lanes import Bits, lanes, torch_dtype
+from dcr.model import Bits, Encoding, TensorSpec, bits_dtype
+from dcr.receiver.lanes import lanes, torch_dtype
 
 _DEFAULT_NAN = {
     "float8_e4m3fn": 0x7F, "float8_e5m2": 0x7F, "float16": 0x7E00, "bfloat16": 0x7FC0,

@@ -2,15 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol, TypeAlias
 
 from dcr.codec import Payload
-from dcr.model import AuditTable, Classification
+from dcr.model import AuditTable, Bits, Classification
 
-Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
 Cancelled: TypeAlias = Callable[[], bool]
 
 

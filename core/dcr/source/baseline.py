@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dcr.errors import IntegrityError
+from dcr.model import Bits
 from dcr.source.change import TaskChange, require_shape
 from dcr.source.digests import DigestTable, TaskDigests, chunk_ranges, digest_task
-from dcr.source.ports import Bits
 from dcr.source.task import AffineTask
 from dcr.source.tracker_file import TrackerFile
 from dcr.source.tracker_index import (

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from dcr import observe
 from dcr.errors import ConfigError
-from dcr.model import bits_dtype
+from dcr.model import Bits, bits_dtype
 from dcr.source.detect import Indices, changed_indices
 from dcr.source.digests import TaskDigests, advance
-from dcr.source.ports import Bits
 from dcr.source.task import AffineTask
 
 

@@ -23,11 +23,6 @@ Convert: TypeAlias = Callable[[AffineTask], Sequence[Item]]
 MIB = 1 << 20
 
 
-def specs_by_name(tensors: Sequence[TensorSpec]) -> dict[str, TensorSpec]:
-    """Index a catalogue's tensors by every name they have."""
-    return {name: spec for spec in tensors for name in (spec.name, *spec.aliases)}
-
-
 def refuse_unsupported(tasks: Sequence[AffineTask], classification: Classification) -> None:
     """Stop before anything is published if a receiver cannot be refitted (R11).
 

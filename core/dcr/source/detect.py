@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.errors import ConfigError
-from dcr.source.ports import Bits
+from dcr.model import Bits
 
 Indices: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]

@@ -9,9 +9,8 @@ from typing import TypeAlias
 import numpy as np
 
 from dcr.audit import combine, digest_map, update
-from dcr.model import AuditDigest, AuditTable, digest_hex, to_json
+from dcr.model import AuditDigest, AuditTable, Bits, digest_hex, to_json
 from dcr.source.detect import Indices
-from dcr.source.ports import Bits
 from dcr.source.task import AffineTask
 
 TaskDigests: TypeAlias = tuple[AuditDigest, ...]

@@ -14,6 +14,7 @@ from dcr.errors import AttemptFailed, ConfigError, Conflict, IntegrityError, Unr
 from dcr.model import (
     GENESIS,
     AttemptId,
+    Bits,
     Catalogue,
     Classification,
     CommitRecord,
@@ -22,11 +23,11 @@ from dcr.model import (
 )
 from dcr.source.baseline import Baseline
 from dcr.source.candidate import Candidate, warn_if_touched
-from dcr.source.construct import refuse_unsupported, specs_by_name
+from dcr.source.construct import refuse_unsupported
 from dcr.source.convert import Converter
 from dcr.source.digests import partials
 from dcr.source.ownership import owned
-from dcr.source.ports import Bits, ShardSource
+from dcr.source.ports import ShardSource
 from dcr.source.publish import CheckLive, Lane, Work, close_list, publish_payloads
 from dcr.source.turn import Turn
 from dcr.transport.base import Archive, Transport
@@ -70,7 +71,7 @@ class OwnerAgent:
         self._source = source
         self._setup = setup
         self._baseline = setup.baseline
-        specs = specs_by_name(setup.catalogue.tensors)
+        specs = setup.catalogue.by_name()
         self._converter = Converter(source, setup.baseline, specs, setup.catalogue.audit_key)
         self._lane = _lane(rank, setup)
         self._changed = threading.Condition()
@@ -310,8 +311,7 @@ def _require_version(baseline: Baseline, record: CommitRecord) -> None:
 
 def _lane(rank: int, setup: OwnerSetup) -> Lane:
     catalogue = setup.catalogue
-    specs = specs_by_name(catalogue.tensors)
-    empty = tuple(sorted(name for name, spec in specs.items() if not spec.num_elements))
+    empty = tuple(sorted(name for name, spec in catalogue.by_name().items() if not spec.num_elements))
     return Lane(rank, catalogue.run, catalogue.digest(), empty, setup.codec, setup.transport)
 
 

@@ -1,15 +1,10 @@
 """What a training framework must offer (DESIGN R20). Kept beside its consumer, the owner."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dcr.model import TensorSpec
+from dcr.model import Bits, TensorSpec
 from dcr.source.task import AffineTask
-
-Bits = NDArray[np.unsignedinteger[Any]]
 
 
 class ShardSource(Protocol):

@@ -13,8 +13,7 @@ from typing import Literal
 import numpy as np
 
 from dcr.errors import StoreError
-from dcr.model import bits_dtype, width_bytes
-from dcr.source.ports import Bits
+from dcr.model import Bits, bits_dtype, width_bytes
 from dcr.source.task import AffineTask
 from dcr.transport.durable import sync_path
 

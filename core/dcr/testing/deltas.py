@@ -1,16 +1,16 @@
 """Random versions of a catalogue and the exact items that lead from one to the next."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcr.audit import digest_at, digest_tensor
 from dcr.codec import Item, Payload, decode_payload, encode_payload
 from dcr.model import (
     AttemptId,
     AuditTable,
+    Bits,
     Catalogue,
     Classification,
     Encoding,
@@ -19,7 +19,6 @@ from dcr.model import (
     bits_dtype,
 )
 
-Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
 Version: TypeAlias = dict[str, Bits]
 """Flat stored bits [num_elements] by primary name."""
 

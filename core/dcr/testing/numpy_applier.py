@@ -5,19 +5,15 @@ Its post-apply ``check`` proves nothing unless asked to: the protocol must be ri
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcr import observe
 from dcr.audit import digest_tensor
 from dcr.codec import Item, Payload
 from dcr.errors import AttemptFailed, IntegrityError
-from dcr.model import AuditTable, Catalogue, Classification, Encoding, PathClass
+from dcr.model import AuditTable, Bits, Catalogue, Classification, Encoding, PathClass
 from dcr.receiver.writer import ApplyStats, never
-
-Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 
 class NumpyApplier:

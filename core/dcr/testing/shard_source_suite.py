@@ -6,8 +6,8 @@ from itertools import chain
 
 import numpy as np
 
-from dcr.model import TensorSpec, bits_dtype
-from dcr.source.ports import Bits, ShardSource
+from dcr.model import Bits, TensorSpec, bits_dtype
+from dcr.source.ports import ShardSource
 from dcr.source.task import AffineTask
 
 

@@ -16,6 +16,7 @@ from dcr.model import (
     GENESIS,
     AttemptId,
     AuditTable,
+    Bits,
     Catalogue,
     Classification,
     CommitRecord,
@@ -25,7 +26,7 @@ from dcr.model import (
     to_json,
 )
 from dcr.source import Baseline, OwnerAgent, OwnerSetup, owned
-from dcr.testing.toy_trainer import Bits, Tensors, ToySource, ToyTensor, toy_sources
+from dcr.testing.toy_trainer import Tensors, ToySource, ToyTensor, toy_sources
 from dcr.transport.archive import StoreArchive
 from dcr.transport.keys import payload_key
 from dcr.transport.memory import MemoryStore

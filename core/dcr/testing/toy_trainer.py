@@ -7,17 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcr.errors import ConfigError, UnsupportedPath
 from dcr.indexmap import IndexMap
-from dcr.model import TensorSpec, bits_dtype, digest_hex
+from dcr.model import Bits, TensorSpec, bits_dtype, digest_hex
 from dcr.source import AffineTask
 
-Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
 Tensors: TypeAlias = dict[str, Bits]
 """Primary canonical name -> flat bits [N]."""
 

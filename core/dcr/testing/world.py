@@ -22,7 +22,7 @@ from dcr.commit.driver import Driver
 from dcr.commit.service import CoordinatorService
 from dcr.config import CodecConfig, CommitConfig
 from dcr.errors import MissingObject, RefitError, Unreachable
-from dcr.model import Catalogue, CommitRecord, new_nonce, to_json
+from dcr.model import Catalogue, CommitRecord, new_nonce, stored_bits, to_json
 from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.apply import Applier
 from dcr.receiver.lanes import dense_from_bits
@@ -292,6 +292,4 @@ def _scramble(runtime: ToyRuntime) -> None:
 
 
 def _differing(have: torch.Tensor, want: torch.Tensor) -> int:
-    a = np.frombuffer(have.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), np.uint8)
-    b = np.frombuffer(want.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(), np.uint8)
-    return int(np.bitwise_count(a ^ b).sum())
+    return int(np.bitwise_count(stored_bits(have) ^ stored_bits(want)).sum())

@@ -6,10 +6,9 @@ proven tensor by tensor against the record's audit table before it is returned.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcr import observe
 from dcr.audit import digest_tensor
@@ -17,6 +16,7 @@ from dcr.codec import Item, Limits, Payload, decode_payload
 from dcr.errors import ConfigError, IntegrityError
 from dcr.model import (
     AuditTable,
+    Bits,
     Catalogue,
     CommitRecord,
     Encoding,
@@ -29,7 +29,6 @@ from dcr.model import (
 from dcr.transport.base import Archive
 from dcr.transport.chain import chain, proven, require
 
-Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
 Tensors: TypeAlias = dict[str, Bits]
 
 
@@ -149,12 +148,12 @@ def _prove(archive: Archive, record: CommitRecord, catalogue: Catalogue, tensors
     what = f"audit table {record.audit}"
     with proven(record.version, what):
         table: AuditTable = from_json(AuditTable, archive.get_object("audit", record.audit))
-    names = {name for spec in catalogue.tensors for name in (spec.name, *spec.aliases)}
-    if difference := sorted(names.symmetric_difference(table)):
+    specs = catalogue.by_name()
+    if difference := sorted(specs.keys() ^ table.keys()):
         raise IntegrityError(
             f"version {record.version}: {what} and the catalogue disagree on {difference[0]}"
         )
-    for spec in catalogue.tensors:
-        for name in (spec.name, *spec.aliases) if spec.name in tensors else ():
+    for name, spec in specs.items():
+        if spec.name in tensors:
             digest = digest_tensor(catalogue.audit_key, name, tensors[spec.name])
             require(record.version, f"the rebuilt tensor {name}", audit_digest=(digest, table[name]))

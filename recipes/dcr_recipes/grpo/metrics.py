@@ -2,11 +2,11 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
-_PREFIX = "train/"
+from dcr.model import stored_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,6 @@ class StepMetrics:
     num_tokens: int
     token_digest: str
 
-    def flat(self) -> dict[str, float | int | str]:
-        """One line of ``metrics.jsonl``: every field but ``step`` under ``train/``."""
-        figures = asdict(self)
-        return {"step": figures.pop("step"), **{_PREFIX + name: value for name, value in figures.items()}}
-
 
 def token_digest(tokens: torch.Tensor) -> str:
     """BLAKE2b-128 of int64 ``tokens`` of any shape, hexadecimal; the shape counts too."""
@@ -51,7 +46,6 @@ def weights_digest(dense: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 over the raw bytes of ``dense``'s tensors, by sorted name; names count too."""
     digest = hashlib.sha256()
     for name in sorted(dense):
-        raw = dense[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         digest.update(name.encode() + b"\0")
-        digest.update(raw.numpy().data)
+        digest.update(stored_bits(dense[name]).data)
     return digest.hexdigest()

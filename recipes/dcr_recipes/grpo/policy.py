@@ -1,7 +1,6 @@
 """The trained policy, sharded with FSDP2 in FP32, and the tiny random one, equal on every process."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,15 +58,6 @@ def build_tiny(sizes: ModelSizes, seed: int) -> "nn.Module":
         torch.manual_seed(derived_seed(seed, "weights"))
         model: nn.Module = LlamaForCausalLM(config)
     return model
-
-
-def save_tiny(sizes: ModelSizes, seed: int, folder: Path) -> None:
-    """Write the initial policy as served (BF16) as a Hugging Face checkpoint: config.json, safetensors."""
-    from transformers import PreTrainedModel
-
-    model = build_tiny(sizes, seed).to(torch.bfloat16)
-    assert isinstance(model, PreTrainedModel)
-    model.save_pretrained(folder)
 
 
 def repeated_layers(model: "nn.Module") -> list["nn.Module"]:

@@ -2,18 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dcr.audit import digest_tensor
 from dcr.errors import IntegrityError
-from dcr.model import AuditTable
+from dcr.model import AuditTable, stored_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
-
-    from dcr.source.ports import Bits
 
 
 def require_served(dense: "Mapping[str, torch.Tensor]", table: AuditTable, audit_key: str) -> None:
@@ -27,15 +23,7 @@ def require_served(dense: "Mapping[str, torch.Tensor]", table: AuditTable, audit
     wrong = [
         name
         for name in sorted(dense)
-        if digest_tensor(audit_key, name, _bits(dense[name])) != table.get(name)
+        if digest_tensor(audit_key, name, stored_bits(dense[name])) != table.get(name)
     ]
     if wrong or not dense:
         raise IntegrityError(f"{len(wrong)} of {len(dense)} tensors are not as committed: {wrong[:3]}")
-
-
-def _bits(tensor: "torch.Tensor") -> "Bits":
-    import torch
-
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    bits: Bits = raw.view(np.dtype(f"<u{tensor.element_size()}"))
-    return bits

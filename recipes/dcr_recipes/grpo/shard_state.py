@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from dcr.errors import IntegrityError
+from dcr.model import stored_bits
 from dcr_recipes.grpo.policy import Policy
 
 _RNG = "rng"
@@ -55,9 +56,8 @@ def served_digest(state: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for key in sorted(state):
         if key.startswith("model/"):
-            bits = state[key].to(torch.bfloat16).contiguous().reshape(-1).view(torch.uint8)
             digest.update(key.encode() + b"\0")
-            digest.update(bits.numpy().data)
+            digest.update(stored_bits(state[key].to(torch.bfloat16)).data)
     return digest.hexdigest()
 
 

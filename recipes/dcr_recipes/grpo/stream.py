@@ -9,7 +9,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
+
+from dcr.model import stored_bits
 
 _DTYPES = {
     torch.float64: "F64",
@@ -40,7 +43,7 @@ def write_safetensors(
     with path.open("wb", buffering=0) as file:
         _write(file.fileno(), _head(tensors, metadata))
         for tensor in tensors.values():
-            _write(file.fileno(), _raw(tensor))
+            _write(file.fileno(), stored_bits(tensor).view(np.uint8).data)
         if durably:
             os.fsync(file.fileno())
 
@@ -58,11 +61,6 @@ def _head(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> b
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
-
-
-def _raw(tensor: torch.Tensor) -> memoryview:
-    """The tensor's bytes in its own memory; only a strided tensor is copied."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _write(descriptor: int, data: bytes | memoryview) -> None:
