@@ -1,10 +1,14 @@
-# Everything runs from .venv; python3.11 (or PYTHON=...) is all a machine needs.
-PYTHON ?= python3.11
+# Everything runs from .venv; Python 3.11 (python3.11, else python3, or PYTHON=...) is all a machine needs.
+PYTHON ?= $(shell command -v python3.11 2>/dev/null || echo python3)
 BIN := .venv/bin
 STAMP := .venv/.core-installed
 MODEL_STAMP := .venv/.model-installed
+# Inputs that fuzzing finds; the seeds under tests/fuzz/corpus stay as they are.
+FOUND := .fuzz
 
 $(STAMP): requirements/core.txt requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is not Python 3.11 or later; install it, or name one: make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
 	$(BIN)/python -m pip install --quiet -r requirements/core.txt -r requirements/dev.txt
@@ -35,4 +39,5 @@ grpo: setup
 	$(BIN)/dcr grpo $(ARGS)
 
 fuzz: setup
-	$(BIN)/python tests/fuzz/fuzz_payload.py tests/fuzz/corpus -max_total_time=60
+	mkdir -p $(FOUND)
+	$(BIN)/python tests/fuzz/fuzz_payload.py $(FOUND) tests/fuzz/corpus -max_total_time=60 -artifact_prefix=$(FOUND)/

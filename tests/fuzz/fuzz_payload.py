@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of the payload parser.
 
-    mkdir -p fuzz-new && python tests/fuzz/fuzz_payload.py fuzz-new tests/fuzz/corpus -max_total_time=60
+    mkdir -p .fuzz && python tests/fuzz/fuzz_payload.py .fuzz tests/fuzz/corpus -max_total_time=60
 
 New inputs go to the first folder; the second holds the seeds (``make_corpus.py`` writes them).
 A mutated payload never passes the digest, so the first byte of an input says how much is repaired:
