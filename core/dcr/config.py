@@ -5,6 +5,9 @@ Not frozen: OmegaConf merges into them. Below the composition root they are read
 
 from dataclasses import dataclass, field
 
+CHECKS = ("written", "full", "off")
+"""What ``RefitConfig.check`` may be."""
+
 
 @dataclass(slots=True)
 class CodecConfig:

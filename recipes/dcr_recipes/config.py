@@ -6,7 +6,7 @@ Not frozen: OmegaConf merges into them. :mod:`dcr_recipes.compose` is the only p
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 
-from dcr.config import CodecConfig, CommitConfig, RefitConfig
+from dcr.config import CHECKS, CodecConfig, CommitConfig, RefitConfig
 
 
 @dataclass(slots=True)
@@ -135,9 +135,7 @@ RULES: Mapping[str, Rule] = {
         "compare bits with a dense refit: all tensors, a tenth, none",
         ("full", "sampled", "off"),
     ),
-    "check": Rule(
-        "what receivers prove before they acknowledge: written bits, all bits", ("written", "full", "off")
-    ),
+    "check": Rule("what receivers prove before they acknowledge: written bits, all bits, none", CHECKS),
     "trace": Rule("record every process's stages: trace.json and the seconds by stage"),
     "trainer.name": Rule("training framework", ("fsdp",), fixed=True),
     "trainer.ranks": Rule("trainer processes", minimum=1, fixed=True),

@@ -72,7 +72,7 @@ class ReceiverEndpoint(Protocol):
         """Close the gate and start to apply ``attempt``'s payloads onto v = record.version.
 
         Raises:
-            AttemptFailed: the instance is neither clean(v) nor mixed(v), or mixed and not told to overwrite.
+            AttemptFailed: the instance is neither clean(v) nor mixed(v), or the attempt was stopped.
         """
         ...
 

@@ -2,8 +2,8 @@
 
 import time
 
-from dcr.config import CommitConfig
-from dcr.errors import Unreachable
+from dcr.config import CHECKS, CommitConfig, RefitConfig
+from dcr.errors import ConfigError, Unreachable
 from dcr.model import CommitRecord, new_nonce
 from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.ports import NativeLoader, RequestGate
@@ -27,18 +27,24 @@ def await_record(site: Site, config: CommitConfig, *, deadline_s: float) -> Comm
 
 
 def compose_receiver(
-    name: str, site: Site, record: CommitRecord, *, loader: NativeLoader, gate: RequestGate,
-    check: str = "written",
-) -> ReceiverAgent:  # fmt: skip
+    name: str,
+    site: Site,
+    record: CommitRecord,
+    *,
+    loader: NativeLoader,
+    gate: RequestGate,
+    config: RefitConfig,
+) -> ReceiverAgent:
     """An EMPTY receiver: prewarmed for the run's catalogue, gate closed, to be restored by the coordinator.
 
-    ``check`` is that of ``dcr.config.RefitConfig``.
-
     Raises:
+        ConfigError: ``config.check`` is none of ``dcr.config.CHECKS``.
         UnsupportedPath: the loader cannot take this catalogue's tensors exactly.
     """
     from dcr.receiver.apply import Applier  # needs torch, which trainers' tools and coordinators may lack
 
+    if config.check not in CHECKS:
+        raise ConfigError(f"check: {config.check!r} is not a choice; accepted: {', '.join(CHECKS)}")
     catalogue = site.catalogue(record)
     return ReceiverAgent(
         name,
@@ -48,5 +54,5 @@ def compose_receiver(
         archive=site.archive,
         catalogue=catalogue,
         incarnation=new_nonce(),
-        check=check,
+        check=config.check,
     )

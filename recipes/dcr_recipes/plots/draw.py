@@ -26,6 +26,7 @@ _STAGES = (
     "decode",
     "apply",
     "check",
+    "audit",
     "commit",
     "fold_in",
 )

@@ -50,7 +50,9 @@ def _delta_worker(context: Context) -> RuntimeWorker:
     loader, gate = model(config), ServingGate()
     with observe.stage("process.wait"):
         record = await_record(place, config.commit, deadline_s=config.commit.collect_deadline_s)
-    agent = compose_receiver(context.name, place, record, loader=loader, gate=gate, check=config.check)
+    agent = compose_receiver(
+        context.name, place, record, loader=loader, gate=gate, config=config.refit_config()
+    )
     return _worker(context, loader, gate, agent)
 
 

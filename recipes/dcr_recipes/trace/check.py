@@ -19,9 +19,14 @@ _ROUNDING_US = 0.002
 EXCLUSIVE: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
     (  # weights in transition answer no request, and are written by one stage at a time
         frozenset({"runtime.generate"}),
-        frozenset({"receiver.apply", "receiver.check", "receiver.restore", "runtime.load_dense"}),
+        frozenset(
+            {"receiver.apply", "receiver.check", "receiver.audit", "receiver.restore", "runtime.load_dense"}
+        ),
     ),
-    (frozenset({"receiver.apply"}), frozenset({"receiver.check", "receiver.restore", "receiver.settle"})),
+    (
+        frozenset({"receiver.apply"}),
+        frozenset({"receiver.check", "receiver.audit", "receiver.restore", "receiver.settle"}),
+    ),
     (  # a candidate is not written while it is read (P5)
         frozenset({"trainer.train"}),
         frozenset({"owner.compare", "owner.encode", "owner.send", "owner.fold_in", "trainer.refit"}),
@@ -127,7 +132,7 @@ def _order(stages: Events, slack: float) -> Iterator[str]:
 def _apply_after_open(attempt: str, events: Events) -> Iterator[str]:
     opened = {e["pid"]: _end(e) for e in events if e["name"] == "receiver.open_apply"}
     for event in events:
-        if event["name"] not in ("receiver.decode", "receiver.apply", "receiver.check"):
+        if event["name"] not in ("receiver.decode", "receiver.apply", "receiver.check", "receiver.audit"):
             continue
         if event["pid"] not in opened:
             yield f"{_says(event)}: attempt {attempt} was never opened there"

@@ -15,12 +15,13 @@ STAGES: Mapping[str, str] = {
     "decode": "receiver.decode",
     "apply": "receiver.apply",
     "check": "receiver.check",
+    "audit": "receiver.audit",
     "commit": "coordinator.commit",
     "fold_in": "owner.fold_in",
     "restore": "receiver.restore",
     "load": "runtime.load_dense",
 }
-"""Column -> stage. ``load`` is a dense refit's whole work at a receiver, ``restore`` a recovery's."""
+"""Column -> stage. ``audit`` reads all resident bits, ``load`` is a whole dense refit, ``restore`` a recovery."""
 
 _WITHOUT = {"owner.encode": "owner.compress"}
 """Stages that are counted without another one that runs inside them."""

@@ -42,6 +42,7 @@ TRACKS: Mapping[str, str] = {
     "receiver.stage": "staging",
     "receiver.apply": "apply",
     "receiver.check": "checks",
+    "receiver.audit": "checks",
     "receiver.finish": "finish",
     "receiver.settle": "settle",
 }

@@ -36,7 +36,7 @@ class SqliteControlPlane:
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 30.0) -> None:
         if not path.parent.is_dir():
-            raise ConfigError(f"commit.path: folder {path.parent} does not exist; create it first")
+            raise ConfigError(f"control plane: folder {path.parent} does not exist; create it first")
         self._path = path
         self._timeout_s = busy_timeout_s
         with self._connection() as db:
