@@ -302,16 +302,18 @@ class ReceiverAgent:
             session.require_success()
         session.require_success()
         if reason:
+            if session.holds_unlisted(manifest):
+                self._stand(rules.EMPTY)
             raise AttemptFailed(
                 f"attempt {session.attempt}: payloads are not those of the manifest: {reason}"
             )
-        check_s = self._synchronize_and_check(manifest)
+        check_s = self._synchronize_and_check(manifest, was_torn=not session.xor_allowed)
         if self._is_cancelled(session.attempt):
             raise Conflict(f"attempt {session.attempt} was replaced while it was checked")
         self._standing = rules.completed(self._standing)
         self._ack = session.acknowledge(self._name, digest, check_s)
 
-    def _synchronize_and_check(self, manifest: Manifest) -> float:
+    def _synchronize_and_check(self, manifest: Manifest, *, was_torn: bool) -> float:
         started = time.perf_counter()
         try:
             self._applier.synchronize()
@@ -320,7 +322,7 @@ class ReceiverAgent:
                     self._applier.check()
         except Exception as err:
             raise as_refit_error(err, "the check could not run") from err
-        if self._check == "full":
+        if rules.audits_whole(self._check, was_torn=was_torn):
             self._audit_whole(manifest)
         return time.perf_counter() - started
 

@@ -146,6 +146,21 @@ def mismatch(manifest: Manifest, applied: dict[tuple[int, int], PayloadRef]) -> 
     return f"(owner, sequence) missing: {missing[:8]}, not listed: {extra[:8]}, other content: {other[:8]}"
 
 
+def holds_unlisted(manifest: Manifest, applied: dict[tuple[int, int], PayloadRef]) -> bool:
+    """Whether payloads were applied that ``manifest`` does not list: a retry need not reach their bits."""
+    listed = {(ref.owner, ref.sequence, ref.digest) for ref in manifest.payloads}
+    return any((ref.owner, ref.sequence, ref.digest) not in listed for ref in applied.values())
+
+
+def audits_whole(check: str, *, was_torn: bool) -> bool:
+    """Whether all resident bits are proven, not only the written ones (R13).
+
+    Torn storage holds payloads of an attempt that was never matched to a manifest, so what they
+    wrote is not known to lie within this candidate's changes.
+    """
+    return check == "full" or (check == "written" and was_torn)
+
+
 def check_whole(resident: AuditTable, manifest: Manifest) -> None:
     """Whether all resident bits, unchanged ones too, are those of the candidate by the owners' digests (B6).
 

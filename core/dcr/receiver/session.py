@@ -80,6 +80,10 @@ class Session:
         """Why what was applied is not exactly what ``manifest`` lists; empty if it is."""
         return rules.mismatch(manifest, self._applied)
 
+    def holds_unlisted(self, manifest: Manifest) -> bool:
+        """Whether something was applied that ``manifest`` does not list."""
+        return rules.holds_unlisted(manifest, self._applied)
+
     def acknowledge(self, receiver: str, manifest: str, check_s: float) -> ApplyAck:
         """The answer to ``finish``, once everything is checked."""
         return ApplyAck(
