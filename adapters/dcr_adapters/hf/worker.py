@@ -125,14 +125,16 @@ class RuntimeWorker:
         """
         if len(prompts) != len(seeds):
             raise ConfigError(f"{len(prompts)} prompts but {len(seeds)} lists of seeds")
-        with self._gate.enter() as version, self._generating:
-            observe.point("runtime.generate.before", version=version)
+        with (
+            self._gate.enter() as version,
+            self._generating,
+            observe.stage("runtime.generate", version=version),
+        ):
             groups = [
                 self._generate(prompt, group, max_new_tokens, temperature, self._prompts)
                 for prompt, group in zip(prompts, seeds, strict=True)
             ]
             self._num_answers += 1
-            observe.point("runtime.generate.after", version=version)
         return GenerateAnswer(
             version,
             [group.tokens.tolist() for group in groups],

@@ -53,9 +53,8 @@ class Converter:
     def fold_changes(self, version: int) -> Iterator[TaskChange]:
         """Compare again, task by task; the consumer writes each before it asks for the next."""
         for task in self.baseline.tasks:
-            observe.point("owner.fold_in.task.before", key=task.key, version=version)
-            yield self._find(task)
-            observe.point("owner.fold_in.task.after", key=task.key, version=version)
+            with observe.stage("owner.fold_in.task", key=task.key, version=version):
+                yield self._find(task)
 
     def _find(self, task: AffineTask) -> TaskChange:
         return find_change(task, self.source.read(task), self.baseline.bits(task))

@@ -72,11 +72,10 @@ def publish_payloads(work: Work, lane: Lane) -> OwnerClose:
         nonlocal num_changed
         work.check_live()
         where = {"owner": lane.owner, "attempt": str(work.attempt), "key": task.key}
-        observe.point("owner.task.before", **where)
-        done = work.convert(task)
-        digests[task.key] = done.digests
-        num_changed += done.num_changed
-        observe.point("owner.task.after", **where)
+        with observe.stage("owner.task", **where):
+            done = work.convert(task)
+            digests[task.key] = done.digests
+            num_changed += done.num_changed
         return done.items
 
     refs: list[PayloadRef] = []
@@ -94,9 +93,8 @@ def publish_payloads(work: Work, lane: Lane) -> OwnerClose:
 def close_list(close: OwnerClose, lane: Lane) -> None:
     """Declare the list complete. Idempotent: after a StoreError the same list is closed again."""
     where = {"owner": lane.owner, "attempt": str(close.attempt), "num_payloads": len(close.payloads)}
-    observe.point("owner.close.before", **where)
-    lane.transport.close(close)
-    observe.point("owner.close.after", **where)
+    with observe.stage("owner.close", **where):
+        lane.transport.close(close)
 
 
 def _publish(work: Work, lane: Lane, sequence: int, items: Sequence[Item]) -> PayloadRef:
@@ -113,8 +111,6 @@ def _publish(work: Work, lane: Lane, sequence: int, items: Sequence[Item]) -> Pa
             codec=lane.codec,
         )
         ref = PayloadRef(lane.owner, sequence, payload_digest(data), len(data))
-    observe.point("owner.publish.before", **where)
-    with observe.span("owner.send", num_bytes=len(data), **where):
+    with observe.stage("owner.publish", **where), observe.span("owner.send", num_bytes=len(data), **where):
         lane.transport.publish(work.attempt, ref, data)
-    observe.point("owner.publish.after", **where)
     return ref

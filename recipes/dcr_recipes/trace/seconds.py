@@ -21,7 +21,7 @@ STAGES: Mapping[str, str] = {
     "restore": "receiver.restore",
     "load": "runtime.load_dense",
 }
-"""Column -> stage. ``audit`` reads all resident bits, ``load`` is a whole dense refit, ``restore`` a recovery."""
+"""Column -> stage. ``audit`` is of all resident bits; ``load`` is a dense refit, ``restore`` a recovery."""
 
 _WITHOUT = {"owner.encode": "owner.compress"}
 """Stages that are counted without another one that runs inside them."""
