@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dcr.errors import ConfigError
+from dcr.transport.durable import replace_durably
 from dcr_recipes.config import GROUPS, RULES, RunConfig, leaves
 from dcr_recipes.faults import parse_kill
 from dcr_recipes.models.catalogue import TINY, canonical
@@ -64,10 +65,10 @@ def recompose(saved: RunConfig, words: Sequence[str]) -> RunConfig:
 
 
 def save(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration as YAML."""
+    """Write the resolved configuration as YAML, durably and in one step: without it a run cannot be resumed."""
     from omegaconf import OmegaConf
 
-    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    replace_durably(path, OmegaConf.to_yaml(OmegaConf.structured(config)).encode())
 
 
 def load(path: Path) -> RunConfig:
@@ -82,7 +83,7 @@ def load(path: Path) -> RunConfig:
 
     try:
         return _checked(OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path)))
-    except (OSError, OmegaConfBaseException, YAMLError) as err:
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError) as err:
         raise ConfigError(f"{path}: {_first_line(err)}") from err
 
 
@@ -96,7 +97,20 @@ def _split(word: str) -> tuple[str, str]:
     key, separator, text = word.partition("=")
     if not separator or not key:
         raise ConfigError(f"{word!r}: expected key=value")
+    require_text(key, text)
     return key, text
+
+
+def require_text(key: str, text: str) -> None:
+    """Refuse what no JSON message or YAML file can hold.
+
+    Raises:
+        ConfigError: ``text`` came from bytes that are not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as err:
+        raise ConfigError(f"{key}: {text!r} is not valid UTF-8; choose another name") from err
 
 
 def _compose_groups(picked: Sequence[tuple[str, str]]) -> "DictConfig":
@@ -165,6 +179,8 @@ def _checked(tree: object) -> RunConfig:
     for entry in config.faults.kill:
         parse_kill(entry)
     config.model = canonical(config.model)
+    if config.transport.path:
+        config.transport.path = str(Path(config.transport.path).expanduser().absolute())
     if config.model == TINY and config.recipe.task != "random_tokens":
         raise ConfigError(
             f"recipe.task: model=tiny has no tokenizer for {config.recipe.task}; use recipe=grpo_tiny"

@@ -127,7 +127,7 @@ RULES: Mapping[str, Rule] = {
     "model": Rule("smollm2, tiny (random), or the folder of a Hugging Face checkpoint", fixed=True),
     "steps": Rule("optimizer steps in all", minimum=0),
     "refit": Rule("move changed bits, or every byte", ("dcr", "dense"), fixed=True),
-    "seed": Rule("seed of weights, prompts and sampling", minimum=0, fixed=True),
+    "seed": Rule("seed of weights, prompts and sampling", minimum=0, below=1 << 63, fixed=True),
     "lr": Rule("learning rate of AdamW", minimum=0.0, fixed=True),
     "run_dir": Rule("folder of the run; default runs/<recipe>-<time>"),
     "resume": Rule("continue the run in run_dir (default: runs/latest)"),

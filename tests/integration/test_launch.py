@@ -204,6 +204,18 @@ def test_a_new_run_takes_its_folder_and_a_resumed_one_its_configuration(
     assert other.root != folder.root
 
 
+@pytest.mark.parametrize("in_the_way", ["run/logs", "run/lock/x"])
+def test_a_folder_that_cannot_be_prepared_is_an_error_that_names_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_the_way: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, config = choose(["run_dir=run"])
+    Path(in_the_way).parent.mkdir(parents=True)
+    Path(in_the_way).touch()
+    with pytest.raises(ConfigError, match="run_dir: cannot use"), claim(folder, config):
+        pytest.fail("claimed it")
+
+
 def test_a_run_folder_elsewhere_leaves_latest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder, config = choose(["run_dir=mine"])

@@ -63,10 +63,44 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path, words: tuple[str, ...]) -
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = _dcr("grpo", "run_dir=file/run", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
+    done = _dcr("grpo", "model=tiny", "run_dir=file/run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: run_dir: cannot use ")
     assert "file/run" in done.stderr
+
+
+def test_a_store_that_cannot_be_made_leaves_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = _dcr("grpo", "model=tiny", "run_dir=run", "transport.path=file/store", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: transport.path: cannot use ")
+    assert "file/store" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
+    done = _dcr("grpo", "model=tiny", f"run_dir={'a' * 300}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: run_dir: cannot use aaa")
+
+
+def test_a_folder_of_other_things_is_not_offered_to_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("")
+    done = _dcr("grpo", "model=tiny", "run_dir=mine", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "error: run_dir: mine exists and is no run folder; choose another run_dir\n"
+
+
+def test_standard_streams_that_the_caller_closed_are_opened_on_nothing(tmp_path: Path) -> None:
+    """Else the run folder's lock takes the number of stdin, and no child inherits it."""
+    code = "from dcr_recipes.cli import open_standard_streams as o; o(); import os; print(os.open('.', 0))"
+    shell = f'exec {sys.executable} -c "{code}" <&-'
+    done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 2
 
 
 @pytest.mark.parametrize("offset", [0, 1])

@@ -89,6 +89,8 @@ WRONG = {
     "recipe=grpo_tiny recipe.task=chain_sum": "recipe.task: model=tiny has no tokenizer for chain_sum",
     "refit=dense faults.kill_runtime_every=3": "faults.kill_runtime_every: kills while a delta is applied",
     "recipe.prompts=3": "recipe.prompts: must be a multiple of trainer.ranks = 2, got 3",
+    "seed=9223372036854775808": "seed: must be below 9.22337e+18, got 9223372036854775808",
+    "run_dir=a\udcff": "run_dir: 'a\\udcff' is not valid UTF-8",
     "run_dir=${oc.env:HOME}": "run_dir: '${oc.env:HOME}' must be a plain value",
 }
 
@@ -114,6 +116,13 @@ def test_a_damaged_file_is_a_clear_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_other_bytes_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"\xff\xfe\x00steps")
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        load(path)
 
 
 def test_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:

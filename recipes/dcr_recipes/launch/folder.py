@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dcr.errors import ConfigError
-from dcr_recipes.compose import compose, load, recompose, save
+from dcr_recipes.compose import compose, load, recompose, require_text, save
 from dcr_recipes.config import RunConfig
 from dcr_recipes.layout import LATEST, RunFolder
 from dcr_recipes.summary import write_atomically
@@ -29,16 +29,36 @@ def choose(words: Sequence[str]) -> tuple[RunFolder, RunConfig]:
     asked = compose(words)
     if not asked.resume:
         root = Path(asked.run_dir) if asked.run_dir else _fresh(asked.recipe.name)
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
-            raise ConfigError(
-                f"run_dir: {root} exists; pass resume=true to continue it or choose another run_dir"
-            )
+        with _usable("run_dir", root):
+            _require_unused(root)
         return RunFolder(root.absolute()), asked
     root = Path(asked.run_dir) if asked.run_dir else LATEST
     folder = RunFolder(root.resolve())
-    if not folder.config.exists():
-        raise ConfigError(f"resume: {root} holds no run; drop resume=true to start one there")
+    with _usable("run_dir", root):
+        if not folder.config.exists():
+            raise ConfigError(f"resume: {root} holds no run; drop resume=true or correct run_dir")
     return folder, recompose(load(folder.config), words)
+
+
+def _require_unused(root: Path) -> None:
+    require_text("run_dir", str(root.absolute()))
+    if RunFolder(root).config.exists():
+        raise ConfigError(
+            f"run_dir: {root} exists; pass resume=true to continue it or choose another run_dir"
+        )
+    if root.is_symlink() or (root.exists() and (not root.is_dir() or any(root.iterdir()))):
+        raise ConfigError(f"run_dir: {root} exists and is no run folder; choose another run_dir")
+
+
+@contextlib.contextmanager
+def _usable(key: str, path: Path) -> Iterator[None]:
+    """Turn an operating system's refusal into a ConfigError that names the key."""
+    try:
+        yield
+    except OSError as err:
+        raise ConfigError(
+            f"{key}: cannot use {path}: {err}; make it writable or choose another folder"
+        ) from err
 
 
 def _fresh(recipe: str) -> Path:
@@ -55,16 +75,27 @@ def claim(folder: RunFolder, config: RunConfig) -> Iterator[int]:
     with what is left of a killed one.
 
     Raises:
-        ConfigError: another driver holds the folder.
+        ConfigError: another driver holds the folder, or it cannot be written.
     """
-    folder.root.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
+    if config.transport.path:
+        with _usable("transport.path", Path(config.transport.path)):
+            _make_store(config)
+    with _usable("run_dir", folder.root):
+        folder.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
     try:
-        _lock(descriptor, folder, patience_s=_LOCK_PATIENCE_S if config.resume else 0.0)
-        _prepare(folder, config)
+        with _usable("run_dir", folder.root):
+            _lock(descriptor, folder, patience_s=_LOCK_PATIENCE_S if config.resume else 0.0)
+            _prepare(folder, config)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _make_store(config: RunConfig) -> None:
+    path = Path(config.transport.path).absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    config.transport.path = str(path)
 
 
 def _lock(descriptor: int, folder: RunFolder, *, patience_s: float) -> None:
@@ -98,9 +129,6 @@ def _prepare(folder: RunFolder, config: RunConfig) -> None:
         folder.phases,
     ):
         path.mkdir(exist_ok=True)
-    if config.transport.path:
-        config.transport.path = str(Path(config.transport.path).absolute())
-        Path(config.transport.path).mkdir(parents=True, exist_ok=True)
     if not folder.run_id.exists():
         write_atomically(folder.run_id, secrets.token_hex(16))
     config.run_dir = str(folder.root)

@@ -65,13 +65,11 @@ def join_group(context: Context) -> None:
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else gloo resolves the host's name
     place = context.folder.rendezvous / f"{os.environ.get(PARENT, '0')}-{context.incarnation}"
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{place}",
-        rank=context.index,
-        world_size=context.config.trainer.ranks,
-        timeout=_GROUP_TIMEOUT,
-    )
+    world = context.config.trainer.ranks
+    # Not by url: torch would cut the path at "#" or "?".
+    store = dist.FileStore(str(place), world)  # type: ignore[attr-defined]  # torch exports it untyped
+    store.set_timeout(_GROUP_TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=context.index, world_size=world, timeout=_GROUP_TIMEOUT)
 
 
 def _runtime(context: Context, name: str) -> RemoteRuntime:
