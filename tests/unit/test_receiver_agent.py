@@ -1,155 +1,21 @@
 """The receiver's states, fences and refusals over the toy runtime and a store in memory (P6-P8, P15, P16)."""
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import numpy as np
 import pytest
+from tests.unit.receiver_sites import Site, opened, tau
 
 from dcr import observe
-from dcr.codec import Item, encode_payload, payload_digest
 from dcr.errors import AttemptFailed, ConfigError, Conflict, IntegrityError
 from dcr.model import (
     GENESIS,
-    AttemptId,
-    Catalogue,
-    CommitRecord,
-    Manifest,
-    OwnerClose,
-    PayloadRef,
     ReceiverState,
     to_json,
 )
 from dcr.receiver import rules
-from dcr.receiver.agent import ReceiverAgent
-from dcr.receiver.apply import Applier
-from dcr.testing.deltas import Version, audit_of, changed_version, delta_items, random_version
-from dcr.testing.native_loader_suite import dense_load, storage_bytes
-from dcr.testing.toy_runtime import RecordingGate, ToyRuntime
-from dcr.transport.archive import StoreArchive
-from dcr.transport.keys import payload_key
-from dcr.transport.memory import MemoryStore
-from dcr.transport.object_transport import ObjectTransport
-
-
-@dataclass
-class Site:
-    """One receiver and the trainer's side of its store; version n is ``versions[n]``."""
-
-    runtime: ToyRuntime = field(default_factory=lambda: ToyRuntime(tiny=True))
-    store: MemoryStore = field(default_factory=MemoryStore)
-    gate: RecordingGate = field(default_factory=RecordingGate)
-    versions: list[Version] = field(default_factory=list)
-    records: list[CommitRecord] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng(5)
-        self.versions.append(random_version(self.catalogue, rng))
-        for _ in range(3):
-            self.versions.append(changed_version(self.catalogue, self.versions[-1], rng, 0.7))
-        self.agent = self.start()
-        nothing = {name: ~bits for name, bits in self.versions[0].items()}  # so that every element is sent
-        self.commit(GENESIS, self.publish(GENESIS, delta_items(self.catalogue, nothing, self.versions[0])))
-
-    @property
-    def catalogue(self) -> Catalogue:
-        return self.runtime.catalogue
-
-    @property
-    def archive(self) -> StoreArchive:
-        return StoreArchive(self.store, self.catalogue.run)
-
-    def start(self) -> ReceiverAgent:
-        return ReceiverAgent(
-            "runtime-0",
-            Applier(self.runtime, self.catalogue),
-            self.gate,
-            transport=ObjectTransport(self.store, self.catalogue.run),
-            archive=self.archive,
-            catalogue=self.catalogue,
-            incarnation="i",
-        )
-
-    def items(self, version: int, *, overwrite: bool = False) -> list[Item]:
-        classes = None if overwrite else Applier(ToyRuntime(tiny=True), self.catalogue).prewarm()
-        return delta_items(self.catalogue, self.versions[version - 1], self.versions[version], classes)
-
-    def publish(self, attempt: AttemptId, items: Sequence[Item]) -> list[PayloadRef]:
-        """One payload for each item, straight into the store."""
-        return [self.put(attempt, [item], sequence=number) for number, item in enumerate(items)]
-
-    def put(
-        self,
-        attempt: AttemptId,
-        items: Sequence[Item],
-        *,
-        sequence: int,
-        key: int | None = None,
-        claims: dict[str, object] | None = None,
-    ) -> PayloadRef:
-        fields: dict[str, object] = {
-            "attempt": attempt,
-            "owner": 0,
-            "sequence": sequence,
-            "run": self.catalogue.run,
-            "parent": attempt.version - 1,
-            "catalogue": self.catalogue.digest(),
-        }
-        data = encode_payload(items, **(fields | (claims or {})))  # type: ignore[arg-type]
-        self.store.put(payload_key(self.catalogue.run, attempt, 0, sequence if key is None else key), data)
-        return PayloadRef(0, sequence, payload_digest(data), len(data))
-
-    def manifest(self, attempt: AttemptId, refs: Sequence[PayloadRef], /, **changes: object) -> str:
-        parent = self.records[attempt.version - 1] if attempt.version else None
-        table = audit_of(self.catalogue, self.versions[attempt.version])
-        manifest = Manifest(
-            run=self.catalogue.run,
-            attempt=attempt,
-            parent_version=attempt.version - 1,
-            parent=(parent.attempt, parent.manifest) if parent else None,
-            catalogue=self.catalogue.digest(),
-            overwrite_only=attempt == GENESIS,
-            owners=(OwnerClose(attempt, 0, tuple(refs), table, 0, 0, ""),),
-        )
-        return self.archive.put_object("manifest", to_json(replace(manifest, **changes)))  # type: ignore[arg-type]
-
-    def commit(self, attempt: AttemptId, refs: Sequence[PayloadRef], **changes: object) -> CommitRecord:
-        parent = self.records[-1].attempt if self.records else None
-        table = audit_of(self.catalogue, self.versions[attempt.version])
-        self.records.append(
-            CommitRecord(
-                run=self.catalogue.run,
-                version=attempt.version,
-                attempt=attempt,
-                epoch=1,
-                writer="w",
-                parent=parent,
-                step=attempt.version,
-                catalogue=self.catalogue.digest(),
-                manifest=self.manifest(attempt, refs, **changes),
-                audit=self.archive.put_object("audit", to_json(table)),
-            )
-        )
-        return self.records[-1]
-
-    def join(self) -> None:
-        """Restore and serve the last record."""
-        self.agent.fence(tau(len(self.records) - 1, 1), self.records[-1])
-        self.agent.restore(tau(len(self.records) - 1, 1), self.records[-1])
-        self.agent.settle(self.records[-1])
-
-    def served(self) -> int | None:
-        return self.gate.version
-
-    def holds(self, version: int) -> bool:
-        oracle = ToyRuntime(tiny=True)
-        dense_load(oracle, self.catalogue, self.versions[version])
-        return storage_bytes(self.runtime) == storage_bytes(oracle)
-
-
-def tau(version: int, number: int) -> AttemptId:
-    return AttemptId(number=number, version=version)
+from dcr.testing.deltas import audit_of
+from dcr.testing.native_loader_suite import storage_bytes
 
 
 @pytest.fixture
@@ -199,7 +65,7 @@ def test_a_whole_transition(site: Site) -> None:
 
 
 def test_finish_fetches_what_no_pump_did(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
+    attempt, refs = opened(site, 1, 2)
     site.agent.finish(attempt, site.manifest(attempt, refs))
     assert site.holds(1)
 
@@ -234,7 +100,7 @@ def test_only_the_fenced_attempt_is_obeyed(site: Site, number: int) -> None:
 
 
 def test_payloads_of_a_replaced_attempt_are_never_applied(site: Site) -> None:
-    _opened(site, 1, 2)
+    opened(site, 1, 2)
     before = storage_bytes(site.runtime)
     site.agent.fence(tau(1, 3), site.records[0])
     assert site.agent.pump() == 0
@@ -242,7 +108,7 @@ def test_payloads_of_a_replaced_attempt_are_never_applied(site: Site) -> None:
 
 
 def test_fence_settles_complete_by_the_record(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
+    attempt, refs = opened(site, 1, 2)
     site.agent.finish(attempt, site.manifest(attempt, refs))
     report = site.agent.fence(tau(1, 3), site.records[0])  # not committed
     assert (report.state, report.version) == (ReceiverState.MIXED, 0)
@@ -250,7 +116,7 @@ def test_fence_settles_complete_by_the_record(site: Site) -> None:
 
 
 def test_fence_settles_complete_that_was_committed(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
+    attempt, refs = opened(site, 1, 2)
     site.agent.finish(attempt, site.manifest(attempt, refs))
     record = site.commit(attempt, refs)
     report = site.agent.fence(tau(2, 3), record)
@@ -261,7 +127,7 @@ def test_fence_settles_complete_that_was_committed(site: Site) -> None:
 
 
 def test_a_late_copy_of_a_fence_undoes_nothing(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
+    attempt, refs = opened(site, 1, 2)
     site.agent.finish(attempt, site.manifest(attempt, refs))
     before = site.records[0]
     assert site.agent.fence(attempt, before).state is ReceiverState.COMPLETE
@@ -272,7 +138,7 @@ def test_a_late_copy_of_a_fence_undoes_nothing(site: Site) -> None:
 
 
 def test_a_torn_receiver_that_missed_the_commit_is_worthless(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
+    attempt, refs = opened(site, 1, 2)
     record = site.commit(attempt, refs)  # without this one
     assert site.agent.fence(tau(2, 3), record).state is ReceiverState.EMPTY
     site.agent.restore(tau(2, 3), record)
@@ -288,7 +154,7 @@ def test_a_clean_receiver_that_lags_stops_serving(site: Site) -> None:
 
 
 def test_retry_takes_overwrites_only(site: Site) -> None:
-    first, refs = _opened(site, 1, 2)
+    first, refs = opened(site, 1, 2)
     site.agent.pump()
     site.agent.stop_and_wait(first)
     second = tau(1, 3)
@@ -302,7 +168,7 @@ def test_retry_takes_overwrites_only(site: Site) -> None:
 
 
 def test_masks_on_a_retry_fail_it_untouched(site: Site) -> None:
-    _opened(site, 1, 2)
+    opened(site, 1, 2)
     site.agent.pump()
     second = tau(1, 3)
     site.agent.fence(second, site.records[0])
@@ -316,7 +182,7 @@ def test_masks_on_a_retry_fail_it_untouched(site: Site) -> None:
 
 
 def test_open_apply_is_idempotent_and_needs_the_right_base(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
+    attempt, refs = opened(site, 1, 2)
     site.agent.pump()
     site.agent.open_apply(attempt, site.records[0])
     site.agent.finish(attempt, site.manifest(attempt, refs))
@@ -329,7 +195,7 @@ def test_open_apply_is_idempotent_and_needs_the_right_base(site: Site) -> None:
 
 
 def test_settle_needs_the_record_of_what_is_held(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
+    attempt, refs = opened(site, 1, 2)
     with pytest.raises(Conflict, match="mixed"):
         site.agent.settle(site.records[0])
     site.agent.finish(attempt, site.manifest(attempt, refs))
@@ -342,7 +208,7 @@ def test_settle_needs_the_record_of_what_is_held(site: Site) -> None:
 
 
 def test_stop_and_wait_ends_an_attempt_for_good(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
+    attempt, refs = opened(site, 1, 2)
     site.agent.stop_and_wait(attempt)
     assert site.agent.pump() == 0
     with pytest.raises(AttemptFailed, match="was stopped"):
@@ -353,121 +219,15 @@ def test_stop_and_wait_ends_an_attempt_for_good(site: Site) -> None:
     site.agent.open_apply(tau(1, 3), site.records[0])
 
 
-def test_an_attempt_stopped_before_it_was_opened_cannot_be_opened(site: Site) -> None:
+def test_an_attempt_stopped_before_it_was_opened_cannot_beopened(site: Site) -> None:
     site.agent.fence(tau(1, 2), site.records[0])
     site.agent.stop_and_wait(tau(1, 2))
     with pytest.raises(AttemptFailed, match="was stopped"):
         site.agent.open_apply(tau(1, 2), site.records[0])
 
 
-@pytest.mark.parametrize(
-    "claims",
-    [
-        {"run": "e" * 32},
-        {"attempt": AttemptId(number=1, version=1)},
-        {"parent": 7},
-        {"catalogue": "d" * 32},
-    ],
-    ids=lambda claims: next(iter(claims)),
-)
-def test_foreign_payloads_are_dropped(site: Site, claims: dict[str, object]) -> None:
-    attempt, refs = _opened(site, 1, 2)
-    site.put(attempt, site.items(1), sequence=90, claims=claims)
-    site.agent.finish(attempt, site.manifest(attempt, refs))
-    assert site.holds(1)
-
-
-def test_a_duplicate_is_applied_once(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
-    site.put(attempt, [site.items(1)[0]], sequence=0, key=91)  # the same payload under another key
-    site.agent.finish(attempt, site.manifest(attempt, refs))
-    assert site.holds(1)
-
-
-def test_one_key_with_two_contents_fails(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
-    site.put(attempt, site.items(1)[1:], sequence=0, key=91)
-    with pytest.raises(AttemptFailed, match="two payloads with sequence 0"):
-        site.agent.finish(attempt, site.manifest(attempt, refs))
-
-
-@pytest.mark.parametrize(
-    ("listed", "reason", "left"),
-    [
-        (lambda refs: [*refs, PayloadRef(3, 7, "0" * 32, 9)], r"missing: \[\(3, 7\)\]", ReceiverState.MIXED),
-        (lambda refs: refs[1:], r"not listed: \[\(0, 0\)\]", ReceiverState.EMPTY),
-        (
-            lambda refs: [replace(refs[0], digest="f" * 32), *refs[1:]],
-            r"other content: \[\(0, 0\)\]",
-            ReceiverState.EMPTY,
-        ),
-    ],
-    ids=["missing", "extra", "other"],
-)
-def test_the_set_must_be_exactly_the_manifests(
-    site: Site,
-    listed: Callable[[list[PayloadRef]], list[PayloadRef]],
-    reason: str,
-    left: ReceiverState,
-) -> None:
-    attempt, refs = _opened(site, 1, 2)
-    with pytest.raises(AttemptFailed, match=reason):
-        site.agent.finish(attempt, site.manifest(attempt, listed(refs)))
-    assert site.agent.report().state is left
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"run": "e" * 32},
-        {"attempt": AttemptId(7, 1)},
-        {"parent_version": 3},
-        {"parent": None},
-        {"catalogue": "c"},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_a_manifest_of_something_else_is_refused(site: Site, changes: dict[str, object]) -> None:
-    attempt, refs = _opened(site, 1, 2)
-    with pytest.raises(AttemptFailed, match="the manifest's"):
-        site.agent.finish(attempt, site.manifest(attempt, refs, **changes))
-
-
-def test_damaged_payloads_fail_the_attempt(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
-    site.store.put(payload_key(site.catalogue.run, attempt, 0, 92), b"not a payload")
-    for _ in range(3):
-        site.agent.pump()
-    with pytest.raises(AttemptFailed, match="stays damaged"):
-        site.agent.finish(attempt, site.manifest(attempt, refs))
-
-
-def test_a_loader_that_fails_fails_the_attempt_until_the_next(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
-    site.runtime.hostile["tiny.k"] = lambda runtime, name, weight: 1 // 0  # type: ignore[assignment]
-    site.agent.pump()
-    site.runtime.hostile.clear()
-    for _ in range(2):
-        with pytest.raises(AttemptFailed, match="ZeroDivisionError"):
-            site.agent.finish(attempt, site.manifest(attempt, refs))
-    assert site.agent.report().state is ReceiverState.MIXED
-
-
-def test_an_item_cut_short_fails_the_attempt_even_if_nobody_says_so(site: Site) -> None:
-    attempt, refs = _opened(site, 1, 2)
-
-    def crash(event: observe.Event) -> None:
-        if event.name == "receiver.item.copy":
-            raise KeyboardInterrupt
-
-    with observe.listening(crash), pytest.raises(KeyboardInterrupt):
-        site.agent.pump()
-    with pytest.raises(AttemptFailed, match="begun and never finished"):
-        site.agent.finish(attempt, site.manifest(attempt, refs))
-
-
 def test_fence_waits_for_the_item_under_way_and_no_longer(site: Site) -> None:
-    _opened(site, 1, 2)
+    opened(site, 1, 2)
     inside, go_on, seen = threading.Event(), threading.Event(), []
 
     def listen(event: observe.Event) -> None:
@@ -524,11 +284,3 @@ def test_only_clean_may_serve_or_take_masks() -> None:
         standing = rules.Standing(state, 0, GENESIS)
         assert rules.may_open_gate(standing) == (state is ReceiverState.CLEAN)
         assert rules.may_xor(standing) == (state is ReceiverState.CLEAN)
-
-
-def _opened(site: Site, version: int, number: int) -> tuple[AttemptId, list[PayloadRef]]:
-    """Fenced and opened, with every payload published and none applied."""
-    attempt = tau(version, number)
-    site.agent.fence(attempt, site.records[-1])
-    site.agent.open_apply(attempt, site.records[-1])
-    return attempt, site.publish(attempt, site.items(version))
