@@ -65,7 +65,7 @@ def recompose(saved: RunConfig, words: Sequence[str]) -> RunConfig:
 
 
 def save(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration as YAML, durably and in one step: without it a run cannot be resumed."""
+    """Write the resolved configuration as YAML, durably: without it a run cannot be resumed."""
     from omegaconf import OmegaConf
 
     replace_durably(path, OmegaConf.to_yaml(OmegaConf.structured(config)).encode())

@@ -130,6 +130,12 @@ def test_a_missing_file_is_a_clear_error(tmp_path: Path) -> None:
         load(tmp_path / "config.yaml")
 
 
+def test_the_store_may_be_named_again_by_its_relative_path() -> None:
+    saved = compose(["transport.path=shared/store"])
+    assert saved.transport.path == str(Path("shared/store").absolute())
+    assert recompose(saved, ["transport.path=shared/store"]) == saved
+
+
 def test_resume_keeps_what_the_run_was_started_with() -> None:
     saved = compose(["seed=7", "steps=3", "verify=off"])
     resumed = recompose(saved, ["resume=true", "steps=5", "recipe=grpo_smollm2"])

@@ -78,8 +78,9 @@ def claim(folder: RunFolder, config: RunConfig) -> Iterator[int]:
         ConfigError: another driver holds the folder, or it cannot be written.
     """
     if config.transport.path:
-        with _usable("transport.path", Path(config.transport.path)):
-            _make_store(config)
+        store = Path(config.transport.path)
+        with _usable("transport.path", store):
+            store.mkdir(parents=True, exist_ok=True)
     with _usable("run_dir", folder.root):
         folder.root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
@@ -90,12 +91,6 @@ def claim(folder: RunFolder, config: RunConfig) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _make_store(config: RunConfig) -> None:
-    path = Path(config.transport.path).absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    config.transport.path = str(path)
 
 
 def _lock(descriptor: int, folder: RunFolder, *, patience_s: float) -> None:
@@ -132,9 +127,7 @@ def _prepare(folder: RunFolder, config: RunConfig) -> None:
     if not folder.run_id.exists():
         write_atomically(folder.run_id, secrets.token_hex(16))
     config.run_dir = str(folder.root)
-    staged = folder.config.with_suffix(".tmp")
-    save(config, staged)
-    staged.replace(folder.config)
+    save(config, folder.config)
     link_latest(folder)
 
 
