@@ -39,6 +39,11 @@ class DeltaRefitter:
     resume: bool
     instances: Mapping[str, Serving]
 
+    @property
+    def reads_export(self) -> bool:
+        """Owners read their own shards; the gathered candidate only serves verification."""
+        return False
+
     def open(self) -> Position:
         """Join the run; all ranks get rank 0's answer, which no transition can overtake any more."""
         import torch

@@ -31,6 +31,11 @@ class DenseRefitter:
     instances: Mapping[str, Instance]
     rank: int
 
+    @property
+    def reads_export(self) -> bool:
+        """Instances load the file of the gathered candidate."""
+        return True
+
     def open(self) -> Position:
         """What was last served everywhere; version 0 at step 0 in a new run."""
         if not self._record.exists():

@@ -3,7 +3,8 @@
 Every rank runs the same loop in step; rank 0 has the ``Recorder``.
 """
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -60,7 +61,15 @@ class Audit:
 
 
 class Refitter(Protocol):
-    """How a candidate becomes the served version. Every rank calls every method, in the same order."""
+    """How a candidate becomes the served version. Every rank calls every method, in the same order.
+
+    ``reads_export``: it moves the gathered candidate, whose making is then part of the refit's time.
+    """
+
+    @property
+    def reads_export(self) -> bool:
+        """See the class."""
+        ...
 
     def open(self) -> Position:
         """Create the run with the present weights, those of step 0, or find what is committed."""
@@ -250,12 +259,16 @@ class Loop:
         self._publish(len(self._training.history))
 
     def _publish(self, step: int) -> Figures:
+        start = time.perf_counter()
         self._export(self._version + 1)
+        export_s = time.perf_counter() - start
         if self._recorder is not None:
             self._recorder.begin_refit(self._version)
         with observe.stage("trainer.refit", step=step, version=self._version + 1):
             figures = self._refitter.sync(step, self._version)
         self._version = figures.version
+        if self._refitter.reads_export and figures.seconds is not None:
+            figures = replace(figures, seconds=figures.seconds + export_s)
         return figures
 
     def _export(self, version: int) -> None:

@@ -74,6 +74,7 @@ class Training:
 class Refitter:
     def __init__(self, world: World, training: Training, hook: Hook) -> None:
         self.world, self.training, self.hook = world, training, hook
+        self.reads_export = False
 
     def open(self) -> Position:
         if self.world.record is None:
@@ -138,6 +139,24 @@ def test_a_calm_run(tmp_path: Path) -> None:
     assert (summary["num_steps"], summary["final_version"], summary["payload_bytes"]) == (4, 4, 40)
     assert summary["rewards"] == [0.1, 0.2, 0.3, 0.4]
     assert sorted(folder.dense.iterdir()) == [dense_path(folder, 3), dense_path(folder, 4)]
+
+
+def _seconds(tmp_path: Path, *, reads_export: bool) -> list[object]:
+    folder = RunFolder(tmp_path)
+    folder.dense.mkdir(parents=True)
+    world = World()
+    training = Training(world, lambda *_: None)
+    refitter = Refitter(world, training, lambda *_: None)
+    refitter.reads_export = reads_export
+    Loop(training, refitter, num_steps=1, gathers=True, recorder=Recorder(folder, None)).run()
+    return [row["refit/seconds"] for row in _rows(folder)]
+
+
+def test_making_the_candidate_is_part_of_a_refit_that_moves_it(tmp_path: Path) -> None:
+    assert _seconds(tmp_path / "delta", reads_export=False) == [0.5]
+    (seconds,) = _seconds(tmp_path / "dense", reads_export=True)
+    assert isinstance(seconds, float)
+    assert seconds > 0.5
 
 
 @pytest.mark.parametrize("where", ["train", "save", "before commit", "after commit"])
