@@ -32,7 +32,7 @@ def test_help_shows_what_a_run_without_words_takes() -> None:
 
 
 def test_strings_are_taken_as_they_are() -> None:
-    assert compose(["run_dir=/tmp/a=b [1]"]).run_dir == "/tmp/a=b [1]"
+    assert compose(["run_dir=/somewhere/a=b [1]"]).run_dir == "/somewhere/a=b [1]"
 
 
 @pytest.mark.parametrize("text", ["[runtime-0:a.b:2:1,owner-1:c:1]", '["runtime-0:a.b:2:1", "owner-1:c:1"]'])
