@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.unit.test_receiver_agent import Site, tau
+from tests.unit.receiver_sites import Site, tau
 
 from dcr.codec import Item
 from dcr_adapters.hf.gate import ServingGate

@@ -1,7 +1,7 @@
 """What a live receiver says of its own bits."""
 
 import pytest
-from tests.unit.test_receiver_agent import Site, tau
+from tests.unit.receiver_sites import Site, tau
 
 from dcr.errors import AttemptFailed, IntegrityError
 from dcr.model import AuditTable
