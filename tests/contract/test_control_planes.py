@@ -12,8 +12,10 @@ import pytest
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.control_plane.sqlite import SqliteControlPlane
 from dcr.commit.transitions import take_over
-from dcr.errors import ConfigError, StoreError
+from dcr.errors import ConfigError, IntegrityError, StoreError
+from dcr.model import to_json
 from dcr.testing.control_plane_suite import (
+    OTHER_RUN,
     RUN,
     ControlPlaneContract,
     OpenPlane,
@@ -51,6 +53,19 @@ def test_a_foreign_file_is_named_and_kept(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"notes\.txt.*not a control plane"):
         SqliteControlPlane(path)
     assert path.read_bytes() == b"not a database " * 100
+
+
+@pytest.mark.parametrize("stored", [b"", b"{}", None], ids=["empty", "no value", "another run's"])
+def test_a_damaged_value_is_named_and_never_taken_for_one(tmp_path: Path, stored: bytes | None) -> None:
+    path = tmp_path / "control.sqlite"
+    plane = SqliteControlPlane(path)
+    plane.create(first_state())
+    value = to_json(first_state(OTHER_RUN)) if stored is None else stored
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE control SET state = ?", (value,))
+    db.close()
+    with pytest.raises(IntegrityError, match=r"control\.sqlite: the value of run 0+ is damaged"):
+        plane.read(RUN)
 
 
 def test_a_lock_that_is_never_released_is_a_store_error(tmp_path: Path) -> None:

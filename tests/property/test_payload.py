@@ -132,6 +132,7 @@ def _item(**changes: Any) -> Item:
         ({"encoding": "delta16"}, "encoding"),
         ({"locations": np.array([0, 1, 2], np.int32)}, "int64"),
         ({"locations": np.array([0, 1])}, "values"),
+        ({"locations": np.array(1), "values": np.array(1, "<u2")}, "int64"),
         ({"locations": np.array([-1, 1, 2])}, "increase strictly"),
         ({"locations": np.array([1, 1, 2])}, "increase strictly"),
         ({"locations": np.array([3, 2, 5])}, "increase strictly"),
@@ -196,6 +197,13 @@ def test_what_does_not_fit_is_refused_before_it_is_sent(
     monkeypatch.setattr("dcr.codec.payload.Limits", lambda: Limits(**small))
     with pytest.raises(ConfigError, match="send the items in several"):
         encode(simple_item("a"), simple_item("b"))
+
+
+def test_bytes_that_are_not_in_a_row_are_read_all_the_same() -> None:
+    data = encode(simple_item())
+    spread = np.zeros((len(data), 2), np.uint8)
+    spread[:, 0] = np.frombuffer(data, np.uint8)
+    assert decode_payload(spread[:, 0].data) == decode_payload(data)
 
 
 def test_no_memory_is_a_payload_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,11 +96,11 @@ def _check_codec(codec: CodecConfig) -> None:
 
 
 def _check_items(items: Sequence[Item], limits: Limits) -> None:
+    for item in items:
+        check_item(item, limits)
     num_entries = sum(item.num_entries for item in items)
     if len(items) > limits.max_items or num_entries > limits.max_entries:
         raise _too_large(f"{len(items)} items with {num_entries} entries")
-    for item in items:
-        check_item(item, limits)
     try:
         _check_claims(items)
     except PayloadError as err:
@@ -152,7 +152,10 @@ def decode_payload(data: bytes | memoryview, *, limits: Limits | None = None) ->
             nothing else leaves this function.
     """
     try:
-        return _decode(memoryview(data).cast("B"), limits or Limits())
+        view = memoryview(data)
+        return _decode(
+            view.cast("B") if view.c_contiguous else memoryview(view.tobytes()), limits or Limits()
+        )
     except MemoryError as err:
         raise PayloadError("the payload does not fit in memory; lower the limits") from err
 

@@ -11,7 +11,7 @@ import pytest
 
 from dcr.commit.control_plane.base import ControlPlane
 from dcr.commit.transitions import abandon, commit, mark_opened, new_run, prepare, take_over
-from dcr.errors import Conflict, MissingObject
+from dcr.errors import ConfigError, Conflict, MissingObject
 from dcr.model import GENESIS, CandidateId, CommitRecord, ControlState, new_nonce
 
 OpenPlane: TypeAlias = Callable[[], ControlPlane]
@@ -54,6 +54,14 @@ class ControlPlaneContract:
     def plane(self, open_plane: OpenPlane) -> ControlPlane:
         """One handle on an empty control plane."""
         return open_plane()
+
+    def test_a_run_is_never_replaced_by_another(self, plane: ControlPlane) -> None:
+        """A value of another run is refused before it is compared."""
+        first = first_state()
+        plane.create(first)
+        with pytest.raises(ConfigError, match=OTHER_RUN):
+            plane.compare_and_set(first, replace(take_over(first, new_nonce()), run=OTHER_RUN))
+        assert plane.read(RUN) == first
 
     def test_a_run_is_created_once(self, plane: ControlPlane) -> None:
         """Create-if-absent: the first value stays, equal or not."""

@@ -5,6 +5,7 @@ A control plane only stores and compares; ``dcr.commit.transitions`` says what m
 
 from typing import Protocol
 
+from dcr.errors import ConfigError
 from dcr.model import ControlState, RunId
 
 
@@ -25,6 +26,7 @@ class ControlPlane(Protocol):
 
         Raises:
             MissingObject: there is no such run.
+            IntegrityError: what is stored is no value of this run.
         """
         ...
 
@@ -34,7 +36,18 @@ class ControlPlane(Protocol):
         Equality is safe against ABA because every value carries a fresh revision and writer.
 
         Raises:
+            ConfigError: ``state`` is of another run than ``expected``; nothing was written.
             Conflict: it does not; nothing was written.
             OutcomeUnknown: the answer was lost; the write may have taken effect or may yet do so.
         """
         ...
+
+
+def require_same_run(expected: ControlState, state: ControlState) -> None:
+    """Refuse to put one run's value in the place of another's.
+
+    Raises:
+        ConfigError: the two are of different runs.
+    """
+    if state.run != expected.run:
+        raise ConfigError(f"the value of run {expected.run} cannot be replaced by one of run {state.run}")

@@ -2,6 +2,7 @@
 
 import threading
 
+from dcr.commit.control_plane.base import require_same_run
 from dcr.errors import Conflict, MissingObject
 from dcr.model import ControlState, RunId
 
@@ -29,6 +30,7 @@ class MemoryControlPlane:
 
     def compare_and_set(self, expected: ControlState, state: ControlState) -> None:
         """Replace ``expected`` by ``state``; raises Conflict if the value is another."""
+        require_same_run(expected, state)
         with self._lock:
             current = self._states.get(expected.run)
             if current != expected:
