@@ -23,7 +23,7 @@ def test_same_seed_same_bits_and_a_killed_run_continues_as_if_nothing_happened(t
     assert lost["changed"] == whole["changed"][:3]
     assert parts["changed"] == whole["changed"][2:]
     assert all(count > 0 for count in whole["changed"])
-    assert all(0 <= line["train/gen_kl_error"] < 0.01 for line in whole["history"])
+    assert all(0 <= line["gen_kl_error"] < 0.01 for line in whole["history"])
     kept = sorted(path.name for path in (tmp_path / "whole" / "checkpoints").iterdir())
     assert kept == ["version-00000003-step-00000003", "version-00000004-step-00000004"]
 
