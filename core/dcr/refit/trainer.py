@@ -101,14 +101,22 @@ class Refit:
         it this rank's baseline is the returned record's version, whatever its weights are (P13).
 
         Raises:
-            ConfigError: the run exists and ``resume`` is false, or it is of another model (P15).
+            ConfigError: the run exists and ``resume`` is false, or it is of another model (P15), which is
+                noticed before trackers are touched; or this was called before.
             Unreachable: coordinator or another rank did not come up in time.
         """
+        if self._agent is not None:
+            raise ConfigError("Refit.open was called before; compose another Refit to open a run again")
         deadline = self._config.commit.collect_deadline_s
         found = find_record(self._coordinator, deadline)
         if found is not None and not resume:
             raise ConfigError(
                 f"run {self._site.run} exists at version {found.version}; pass resume=true to take it over"
+            )
+        if found is not None and found.catalogue != self._catalogue.digest():
+            raise ConfigError(
+                f"run {self._site.run} was created with other names, shapes or dtypes than this trainer's; "
+                "start a new run"
             )
         self._start(self._baseline(found))
         if self._rank == 0:
