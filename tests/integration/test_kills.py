@@ -27,7 +27,7 @@ from tests.integration.kill_traces import (
 
 from dcr.model import CommitRecord, Encoding, from_json, to_json
 from dcr_recipes.grpo.checkpoint import CheckpointMeta
-from dcr_recipes.grpo.shard_state import served_digest
+from dcr_recipes.grpo.shard_state import state_digest
 from dcr_recipes.layout import RunFolder
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _forge(path: Path) -> None:
         state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- not a dict
     name = next(key for key, value in state.items() if key.startswith("model/") and value.numel())
     state[name].view(-1)[0] += 1
-    forged = replace(meta, served=served_digest(state))
+    forged = replace(meta, digest=state_digest(state))
     assert forged != meta
     save_file(state, path, metadata={"dcr": to_json(forged).decode()})
 

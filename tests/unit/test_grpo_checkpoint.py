@@ -109,16 +109,18 @@ def test_another_run_or_sharding_is_refused(tmp_path: Path) -> None:
         _store(tmp_path, 0, world_size=1).load_matching(At(1, 1))
 
 
-def test_no_flipped_bit_of_the_served_weights_goes_unnoticed(tmp_path: Path) -> None:
+def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
     _save(tmp_path, 1, 1)
     path = tmp_path / "version-00000001-step-00000001" / "rank-0.safetensors"
     whole = path.read_bytes()
-    weights = whole.index(_state(1, 0)["model/w"].numpy().tobytes())
-    broken = bytearray(whole)
-    broken[weights + 2] ^= 1
-    path.write_bytes(broken)
-    with pytest.raises(IntegrityError, match="not those it was written with"):
-        _store(tmp_path, 0).load_matching(At(1, 1))
+    tensors = 8 + int.from_bytes(whole[:8], "little")
+    assert len(whole) - tensors == sum(tensor.nbytes for tensor in _state(1, 0).values())
+    for at in range(tensors, len(whole)):  # low bits of masters, optimizer and generator: nothing serves them
+        broken = bytearray(whole)
+        broken[at] ^= 1
+        path.write_bytes(broken)
+        with pytest.raises(IntegrityError, match="not those it was written with"):
+            _store(tmp_path, 0).load_matching(At(1, 1))
     path.write_bytes(whole[:40])
     with pytest.raises(IntegrityError, match="not a training checkpoint"):
         _store(tmp_path, 0).load_matching(At(1, 1))

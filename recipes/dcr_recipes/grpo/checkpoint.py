@@ -15,7 +15,7 @@ from dcr.errors import IntegrityError, PayloadError
 from dcr.model import RunId, from_json, to_json
 from dcr.transport.durable import sync_path
 from dcr_recipes.grpo.metrics import StepMetrics
-from dcr_recipes.grpo.shard_state import served_digest
+from dcr_recipes.grpo.shard_state import state_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,9 +44,9 @@ class Committed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMeta:
-    """What a rank's file is: its run, place and time, the bits it serves, and the sampler's position.
+    """What a rank's file is: its run, place and time, the bits it holds, and the sampler's position.
 
-    ``served`` digests the BF16 cast of the masters in the file; ``next_step`` is all that the sampler
+    ``digest`` is of every tensor in the file; ``next_step`` is all that the sampler
     needs, because prompts and seeds follow from it.
     """
 
@@ -55,7 +55,7 @@ class CheckpointMeta:
     world_size: int
     version: int
     step: int
-    served: str
+    digest: str
     next_step: int
     history: tuple[StepMetrics, ...]
 
@@ -97,7 +97,7 @@ class CheckpointStore:
             world_size=self._world_size,
             version=version,
             step=step,
-            served=served_digest(state),
+            digest=state_digest(state),
             next_step=step + 1,
             history=history,
         )
@@ -138,8 +138,8 @@ class CheckpointStore:
         expected = (self._run, self._rank, self._world_size, version, step)
         if (meta.run, meta.rank, meta.world_size, meta.version, meta.step) != expected:
             raise IntegrityError(f"{path}: belongs to another run, rank, version or step: {meta.run}")
-        if served_digest(state) != meta.served:
-            raise IntegrityError(f"{path}: its weights are not those it was written with")
+        if state_digest(state) != meta.digest:
+            raise IntegrityError(f"{path}: its bits are not those it was written with")
         return Checkpoint(meta, state)
 
     def _path(self, version: int, step: int, rank: int) -> Path:

@@ -51,13 +51,16 @@ def install(policy: Policy, state: Mapping[str, torch.Tensor]) -> None:
     torch.set_rng_state(state[_RNG])
 
 
-def served_digest(state: Mapping[str, torch.Tensor]) -> str:
-    """BLAKE2b-128 of the BF16 bits that a captured state's masters serve, by sorted name, hexadecimal."""
+def state_digest(state: Mapping[str, torch.Tensor]) -> str:
+    """BLAKE2b-128 of all stored bits of a captured state, by sorted name, hexadecimal.
+
+    The optimizer's and the low bits of the masters too: none of them is served, all decide what comes next.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for key in sorted(state):
-        if key.startswith("model/"):
-            digest.update(key.encode() + b"\0")
-            digest.update(stored_bits(state[key].to(torch.bfloat16)).data)
+        tensor = state[key]
+        digest.update(f"{key}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(stored_bits(tensor).data)
     return digest.hexdigest()
 
 
