@@ -14,7 +14,7 @@ from rich.console import Console
 from dcr.errors import ConfigError
 from dcr_recipes.compose import compose, load
 from dcr_recipes.errors import RunFailed
-from dcr_recipes.launch.driver import drive, run, specs
+from dcr_recipes.launch.driver import drive, program, run, specs
 from dcr_recipes.launch.folder import choose, claim
 from dcr_recipes.launch.progress import Progress
 from dcr_recipes.launch.supervisor import Spec, Supervisor
@@ -222,6 +222,17 @@ def test_a_run_folder_elsewhere_leaves_latest_alone(tmp_path: Path, monkeypatch:
     with claim(folder, config):
         assert not (tmp_path / "latest").exists()
         assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_is_named_as_a_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "my env" / "dcr"
+    command.parent.mkdir()
+    command.touch(mode=0o755)
+    monkeypatch.setattr("sys.argv", [str(command), "grpo"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == f"'{command}'"
+    monkeypatch.setenv("PATH", str(command.parent))
+    assert program() == "dcr"
 
 
 def test_ctrl_c_ends_everything_and_says_how_to_go_on(

@@ -3,12 +3,15 @@
 import json
 import logging
 import os
+import shlex
+import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
@@ -54,7 +57,7 @@ def run(words: Sequence[str], console: Console) -> int:
             with Progress(folder.metrics, config.steps, console, look) as progress:
                 drive(supervisor, progress)
         except KeyboardInterrupt:
-            resume = f"resume with: dcr grpo resume=true run_dir={folder.root}"
+            resume = f"resume with: {program()} grpo resume=true {shlex.quote(f'run_dir={folder.root}')}"
             console.print(f"interrupted; nothing is left running; {resume}", highlight=False, soft_wrap=True)
             return EXIT_INTERRUPTED
         finally:
@@ -62,6 +65,13 @@ def run(words: Sequence[str], console: Console) -> int:
         add_to_summary(folder.summary, {"peak_rss_bytes": supervisor.peak_rss()})
         report(folder, console, num_restarts=supervisor.num_restarts)
     return 0
+
+
+def program() -> str:
+    """What a shell here calls the command: by its path where it is not on the PATH (``make grpo``)."""
+    called = sys.argv[0]
+    is_path = Path(called).name == "dcr" and shutil.which("dcr") is None
+    return shlex.quote(called) if is_path else "dcr"
 
 
 def restart_budget(config: RunConfig) -> int:
