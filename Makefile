@@ -9,6 +9,7 @@ FOUND := .fuzz
 $(STAMP): requirements/core.txt requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is not Python 3.11 or later; install it, or name one: make PYTHON=..." >&2; exit 1; }
+	@echo "installing into .venv: some minutes, once"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
 	$(BIN)/python -m pip install --quiet -r requirements/core.txt -r requirements/dev.txt

@@ -27,6 +27,7 @@ from dcr.model import (
     new_nonce,
     to_json,
 )
+from dcr.refit.claim import Claim, claim_folder
 from dcr.refit.site import Site, find_record, owner_name
 from dcr.source.baseline import Baseline
 from dcr.source.owner import OwnerAgent, OwnerSetup
@@ -69,6 +70,7 @@ class Refit:
         self._caller = HttpCaller(site.peers)
         self._coordinator = site.coordinator(config.commit, self._caller)
         self._incarnation = new_nonce()
+        self._claim: Claim | None = None
         self._agent: OwnerAgent | None = None
         self._server: RpcServer | None = None
         self._record: CommitRecord | None = None
@@ -102,7 +104,8 @@ class Refit:
 
         Raises:
             ConfigError: the run exists and ``resume`` is false, or it is of another model (P15), which is
-                noticed before trackers are touched; or this was called before.
+                noticed before trackers are touched; or this was called before; or the trackers'
+                folder is another rank's.
             Unreachable: coordinator or another rank did not come up in time.
         """
         if self._agent is not None:
@@ -118,6 +121,7 @@ class Refit:
                 f"run {self._site.run} was created with other names, shapes or dtypes than this trainer's; "
                 "start a new run"
             )
+        self._claim = claim_folder(self._trackers)
         self._start(self._baseline(found))
         if self._rank == 0:
             self._coordinator.patiently(
@@ -163,6 +167,8 @@ class Refit:
         """Answer no more calls. Idempotent."""
         if self._server is not None:
             self._server.close()
+        if self._claim is not None:
+            self._claim.release()
         self._caller.close()
 
     # ---- inside ----
