@@ -52,8 +52,11 @@ def test_rows_tell_seconds_by_stage_and_the_entropy_bound(run: tuple[RunFolder, 
     for row in rows:
         assert all(isinstance(value, int | float | str) for value in row.values())
         times = {stage: row[f"refit/{stage}_s"] for stage in STAGES}
-        for stage in set(STAGES) - {"restore", "load"}:
+        for stage in set(STAGES) - {"restore", "load", "audit"}:
             assert 0 < times[stage] < row["refit/seconds"], stage
+        assert (times["audit"] > 0) == (row["refit/attempts"] > 1), (
+            "a repair is audited whole, nothing else is"
+        )
         assert 0 < row["refit/entropy_bound_bytes"] < row["refit/payload_bytes"] < row["refit/dense_bytes"]
         assert (row["verify/share"], row["verify/differing_bits"]) == (0.1, 0)
 

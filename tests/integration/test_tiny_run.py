@@ -27,7 +27,14 @@ class Finished:
 
 def _start(folder: Path, *words: str) -> "subprocess.Popen[str]":
     argv = [sys.executable, "-m", "dcr_recipes.cli", "grpo", "model=tiny", f"run_dir={folder}", *words]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # what a shell starts in the background ignores Ctrl-C, and so does all that it starts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def _result(process: "subprocess.Popen[str]", folder: Path) -> Finished:
