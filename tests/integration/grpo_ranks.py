@@ -47,6 +47,10 @@ class StockLoader:
     def resident(self) -> dict[str, torch.Tensor]:
         return dict(self._model.named_parameters())
 
+    def refusals(self) -> dict[str, str]:
+        """Nothing beyond what the learning pass sees for itself."""
+        return {}
+
     def skips(self, name: str) -> bool:
         return False
 

@@ -47,6 +47,10 @@ class OneTensor:
     def resident(self) -> dict[str, torch.Tensor]:
         return {"memory": self.memory}
 
+    def refusals(self) -> dict[str, str]:
+        """Nothing beyond what the learning pass sees for itself."""
+        return {}
+
     def skips(self, name: str) -> bool:
         return False
 

@@ -36,6 +36,10 @@ class StockLoader:
     def resident(self) -> dict[str, torch.Tensor]:
         return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
 
+    def refusals(self) -> dict[str, str]:
+        """Nothing beyond what the learning pass sees for itself."""
+        return {}
+
     def skips(self, name: str) -> bool:
         return False
 

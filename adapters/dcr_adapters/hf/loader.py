@@ -108,6 +108,10 @@ class HfLoader:
         """Every parameter and buffer of the model, packed ones under their packed names."""
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
+    def refusals(self) -> dict[str, str]:
+        """Nothing beyond what the learning pass sees for itself."""
+        return {}
+
     def skips(self, name: str) -> bool:
         """A further name of a tied parameter: its first name fills the storage."""
         return name in self._tied

@@ -9,9 +9,14 @@ from dcr.model.manifest import AuditTable, OwnerClose
 
 
 class Encoding(StrEnum):
-    """How an item's values act on the resident element (paper section 6.1)."""
+    """How an item's values act on the resident element (paper section 6.1, DESIGN B3).
+
+    XOR: mask of any width. DELTA16: new minus old bit pattern modulo 2^16, for 2-byte dtypes only.
+    Both build on the resident bits and are not idempotent. OVERWRITE: the new stored bits.
+    """
 
     XOR = "xor"
+    DELTA16 = "delta16"
     OVERWRITE = "overwrite"
 
 
@@ -19,7 +24,7 @@ class PathClass(StrEnum):
     """What a loader path accepts, from least to most restrictive (DESIGN R6, R11).
 
     SKIP: this rank's loader places the tensor nowhere. XOR: representation-preserving copies that
-    overlap no other write. OVERWRITE: absolute values only. REFUSED: cannot be refitted at all.
+    overlap no other write; such a path takes XOR and DELTA16. OVERWRITE: absolute values only. REFUSED: cannot be refitted at all.
     """
 
     SKIP = "skip"

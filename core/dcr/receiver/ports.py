@@ -29,6 +29,13 @@ class NativeLoader(Protocol):
         """Whether the loader places canonical ``name`` nowhere on purpose (a tied output head, say)."""
         ...
 
+    def refusals(self) -> dict[str, str]:
+        """What the adapter knows to be beyond deltas: resident or canonical name -> reason and remedy.
+
+        Quantised methods, packed weights without a way back, a reload in progress. Empty if nothing is.
+        """
+        ...
+
     def synchronize(self) -> None:
         """Wait for the device and run the runtime's own post-load step, if it has one."""
         ...

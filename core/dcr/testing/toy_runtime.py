@@ -60,6 +60,10 @@ class ToyRuntime:
         """See ``NativeLoader``."""
         return dict(self._tensors)
 
+    def refusals(self) -> dict[str, str]:
+        """Nothing beyond what the learning pass sees for itself."""
+        return {}
+
     def skips(self, name: str) -> bool:
         """The expert lives on another rank; the tied head shares the embedding."""
         return name == "expert.weight" or (name == "head.weight" and not self._tied)
