@@ -24,7 +24,8 @@ class PathClass(StrEnum):
     """What a loader path accepts, from least to most restrictive (DESIGN R6, R11).
 
     SKIP: this rank's loader places the tensor nowhere. XOR: representation-preserving copies that
-    overlap no other write; such a path takes XOR and DELTA16. OVERWRITE: absolute values only. REFUSED: cannot be refitted at all.
+    overlap no other write; such a path takes XOR and DELTA16. OVERWRITE: absolute values only.
+    REFUSED: cannot be refitted at all.
     """
 
     SKIP = "skip"

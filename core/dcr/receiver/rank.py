@@ -16,7 +16,7 @@ from dcr.model import AuditDigest, AuditTable, Bits, PathClass
 from dcr.receiver.writer import ApplyStats, Cancelled, never
 
 Cover: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-"""Which canonical elements: boxes of (first flat index, ((size, stride), ...)); an element may be in several."""
+"""Canonical elements as boxes of (first flat index, ((size, stride), ...)); boxes may overlap."""
 
 ItemKey: TypeAlias = tuple[int, int, int]
 """Owner, sequence of the payload, position of the item in it."""
@@ -119,6 +119,6 @@ class RankPort(Protocol):
         """Digest of the elements that this rank counts, by canonical name; tensors without any are left out.
 
         Raises:
-            IntegrityError: two resident copies of one tensor differ, padding or a cast is not what it must be.
+            IntegrityError: two resident copies of one tensor differ, or padding or a cast is wrong.
         """
         ...
