@@ -13,12 +13,14 @@ from dcr.codec import Item
 from dcr.config import CodecConfig
 from dcr.errors import ConfigError, UnsupportedPath
 from dcr.indexmap import IndexMap
-from dcr.model import AttemptId, Encoding, PathClass
+from dcr.model import AttemptId, Encoding, PathClass, known_dtypes, width_bytes
 from dcr.source import AffineTask, owned, owner_of, stable_hash
-from dcr.source.construct import MIB, buckets, chunks, emitted_names, refuse_unsupported, representation
+from dcr.source.construct import MIB, buckets, chunks, emitted_names, refuse_unsupported
 from dcr.source.publish import Converted, Lane, Work, publish_payloads
+from dcr.source.representation import FirstAttempt, Retry
 from dcr.transport.memory import MemoryStore
 from dcr.transport.object_transport import ObjectTransport
+from dcr.transport.values import combined, differences
 
 
 def task(name: str, num_elements: int = 4, replicas: tuple[int, ...] = (0,)) -> AffineTask:
@@ -57,13 +59,41 @@ def test_tasks_of_other_ranks_and_repeated_keys_are_refused() -> None:
 
 
 @pytest.mark.parametrize("path", list(PathClass))
-@pytest.mark.parametrize("overwrite_only", [False, True])
-def test_xor_needs_a_path_that_takes_it_and_an_unopened_transition(
-    path: PathClass, overwrite_only: bool
-) -> None:
-    expected = Encoding.XOR if path is PathClass.XOR and not overwrite_only else Encoding.OVERWRITE
-    assert representation("a", overwrite_only, {"a": path}) is expected
-    assert representation("b", overwrite_only, {"a": path}) is Encoding.OVERWRITE
+def test_differences_need_a_path_that_takes_them_and_an_unopened_transition(path: PathClass) -> None:
+    first = FirstAttempt({"a": path}, "published")
+    expected = Encoding.XOR if path is PathClass.XOR else Encoding.OVERWRITE
+    assert first.of("a", "bfloat16") is expected
+    assert first.of("b", "bfloat16") is Encoding.OVERWRITE
+    assert Retry().of("a", "bfloat16") is Encoding.OVERWRITE
+    assert not hasattr(Retry(), "classification"), "a retry has nothing to decide with"
+
+
+@pytest.mark.parametrize("dtype", known_dtypes())
+def test_words_are_sent_as_differences_modulo_2_16_and_other_widths_as_masks(dtype: str) -> None:
+    encoding = FirstAttempt({"a": PathClass.XOR}, "planes").of("a", dtype)
+    assert encoding is (Encoding.DELTA16 if width_bytes(dtype) == 2 else Encoding.XOR)
+    assert FirstAttempt({"a": PathClass.XOR}, "published").of("a", dtype) is Encoding.XOR
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+@pytest.mark.parametrize("width", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_values_lead_from_every_bit_pattern_to_every_other(encoding: Encoding, width: type) -> None:
+    rng = np.random.default_rng(3)
+    top = np.iinfo(width).max
+    edges: np.ndarray = np.array([0, 1, top // 2, top // 2 + 1, top - 1, top], width)
+    old = np.concatenate([np.repeat(edges, 6), rng.integers(0, top, 100, width, endpoint=True)])
+    new = np.concatenate([np.tile(edges, 6), rng.integers(0, top, 100, width, endpoint=True)])
+    if encoding is Encoding.DELTA16 and width is not np.uint16:
+        with pytest.raises(ConfigError, match="delta16 is for elements of 2 bytes"):
+            differences(encoding, old, new)
+        with pytest.raises(ConfigError, match="delta16 is for elements of 2 bytes"):
+            combined(encoding, old, new)
+        return
+    values = differences(encoding, old, new)
+    assert values.dtype == width
+    assert np.array_equal(combined(encoding, old, values), new)
+    if encoding is not Encoding.OVERWRITE:
+        assert np.array_equal(values == 0, old == new), "0 means no change"
 
 
 def test_alias_is_sent_only_where_it_is_placed() -> None:

@@ -14,6 +14,7 @@ from dcr.model import Classification, Encoding, PathClass, TensorSpec, width_byt
 from dcr.source.change import TaskChange
 from dcr.source.digests import names_of
 from dcr.source.task import AffineTask
+from dcr.transport.values import differences
 
 Specs: TypeAlias = Mapping[str, TensorSpec]
 """Canonical name, aliases included -> the tensor."""
@@ -35,13 +36,6 @@ def refuse_unsupported(tasks: Sequence[AffineTask], classification: Classificati
         raise UnsupportedPath(f"a receiver's loader cannot take {refused}; use a dense refit (refit=dense)")
 
 
-def representation(name: str, overwrite_only: bool, classification: Classification) -> Encoding:
-    """XOR only where every receiver's path allows it and no attempt of this transition was opened (R6)."""
-    if not overwrite_only and classification.get(name) is PathClass.XOR:
-        return Encoding.XOR
-    return Encoding.OVERWRITE
-
-
 def emitted_names(task: AffineTask, classification: Classification) -> tuple[str, ...]:
     """Names under which a change is sent.
 
@@ -54,14 +48,14 @@ def emitted_names(task: AffineTask, classification: Classification) -> tuple[str
 
 
 def make_item(change: TaskChange, name: str, encoding: Encoding, spec: TensorSpec, audit_key: str) -> Item:
-    """One owner's entries for one tensor; ``values`` are masks (XOR) or stored bits (OVERWRITE)."""
+    """One owner's entries for one tensor; what ``values`` are follows from ``encoding``."""
     return Item(
         name=name,
         shape=spec.shape,
         dtype=spec.dtype,
         encoding=encoding,
         locations=change.locations,
-        values=change.old ^ change.new if encoding is Encoding.XOR else change.new,
+        values=differences(encoding, change.old, change.new),
         target_digest=digest_at(audit_key, name, change.locations, change.new),
     )
 

@@ -9,9 +9,10 @@ from dcr.model import Classification, Encoding
 from dcr.source.baseline import Baseline
 from dcr.source.candidate import Candidate, require_same_bits
 from dcr.source.change import TaskChange, find_change, whole
-from dcr.source.construct import Specs, emitted_names, make_item, representation
+from dcr.source.construct import Specs, emitted_names, make_item
 from dcr.source.ports import ShardSource
 from dcr.source.publish import Converted
+from dcr.source.representation import Representation
 from dcr.source.task import AffineTask
 
 
@@ -25,9 +26,12 @@ class Converter:
     audit_key: str
 
     def changes(
-        self, candidate: Candidate, overwrite_only: bool, classification: Classification
+        self, candidate: Candidate, representation: Representation, classification: Classification
     ) -> Callable[[AffineTask], Converted]:
-        """Conversion of one attempt; each call raises IntegrityError if the candidate's bits moved."""
+        """Conversion of one attempt; each call raises IntegrityError if the candidate's bits moved.
+
+        ``classification`` says which aliases are placed and hence sent, on retries too.
+        """
 
         def convert(task: AffineTask) -> Converted:
             change = self._find(task)
@@ -35,10 +39,7 @@ class Converter:
             require_same_bits(candidate, task, digests)
             num_changed = change.locations.size
             names = emitted_names(task, classification) if num_changed else ()
-            items = [
-                self._item(change, name, representation(name, overwrite_only, classification))
-                for name in names
-            ]
+            items = [self._item(change, name, representation.of(name, task.dtype)) for name in names]
             return Converted(items, digests, num_changed)
 
         return convert

@@ -29,6 +29,7 @@ from dcr.source.digests import partials
 from dcr.source.ownership import owned
 from dcr.source.ports import ShardSource
 from dcr.source.publish import CheckLive, Lane, Work, close_list, publish_payloads
+from dcr.source.representation import FirstAttempt, Representation, Retry
 from dcr.source.turn import Turn
 from dcr.transport.base import Archive, Transport
 from dcr.transport.replay import replay_tensors
@@ -251,9 +252,15 @@ class OwnerAgent:
         _require_version(self._baseline, request.record)
         refuse_unsupported(self._baseline.tasks, request.classification)
         warn_if_touched(candidate, self._source.counters())
-        convert = self._converter.changes(candidate, request.overwrite_only, request.classification)
+        representation = self._representation(request)
+        convert = self._converter.changes(candidate, representation, request.classification)
         work = Work(request.attempt, request.record.version, self._baseline.tasks, convert, check)
         return publish_payloads(work, self._lane)
+
+    def _representation(self, request: _Request) -> Representation:
+        return (
+            Retry() if request.overwrite_only else FirstAttempt(request.classification, self._lane.codec.name)
+        )
 
     def _close(self, close: OwnerClose) -> OwnerClose:
         close_list(close, self._lane)

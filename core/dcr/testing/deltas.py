@@ -18,6 +18,7 @@ from dcr.model import (
     TensorSpec,
     bits_dtype,
 )
+from dcr.transport.values import differences
 
 Version: TypeAlias = dict[str, Bits]
 """Flat stored bits [num_elements] by primary name."""
@@ -52,7 +53,7 @@ def delta_item(
     """What an owner of the whole tensor would send, under a tied ``name`` if given."""
     name = name or spec.name
     at = np.flatnonzero(old != new).astype(np.int64)
-    values = old[at] ^ new[at] if encoding is Encoding.XOR else new[at]
+    values = differences(encoding, old[at], new[at])
     digest = digest_at(key, name, at, new[at])
     return Item(name, spec.shape, spec.dtype, encoding, at, values, digest)
 

@@ -122,9 +122,18 @@ class History:
             old, new = before[spec.name] if before else None, after[spec.name]
             owned = np.arange(owner, spec.num_elements, self.num_owners, dtype=np.int64)
             where = owned if old is None else owned[old[owned] != new[owned]]
-            values = new[where] ^ old[where] if old is not None and encoding is Encoding.XOR else new[where]
+            words = new.itemsize == 2
+            fitting = Encoding.XOR if encoding is Encoding.DELTA16 and not words else encoding
+            values = new[where] if old is None else _values(fitting, old[where], new[where])
             for name in (spec.name, *spec.aliases):
-                yield Item(name, spec.shape, spec.dtype, encoding, where, values)
+                yield Item(name, spec.shape, spec.dtype, fitting, where, values)
+
+
+def _values(encoding: Encoding, old: NDArray[Any], new: NDArray[Any]) -> NDArray[Any]:
+    found: NDArray[Any] = {Encoding.XOR: old ^ new, Encoding.DELTA16: new - old, Encoding.OVERWRITE: new}[
+        encoding
+    ]
+    return found
 
 
 def small_catalogue(run: str = "ab" * 16) -> Catalogue:

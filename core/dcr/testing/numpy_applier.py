@@ -6,14 +6,13 @@ Its post-apply ``check`` proves nothing unless asked to: the protocol must be ri
 
 from collections.abc import Callable
 
-import numpy as np
-
 from dcr import observe
 from dcr.audit import digest_tensor
 from dcr.codec import Item, Payload
 from dcr.errors import AttemptFailed, IntegrityError
 from dcr.model import AuditTable, Bits, Catalogue, Classification, Encoding, PathClass
 from dcr.receiver.writer import ApplyStats, never
+from dcr.transport.values import combined
 
 
 class NumpyApplier:
@@ -32,9 +31,9 @@ class NumpyApplier:
         """Nothing is remembered."""
 
     def validate(self, payload: Payload, *, allow_xor: bool) -> None:
-        """Refuse XOR where it is not allowed; raises AttemptFailed."""
-        if not allow_xor and any(item.encoding is Encoding.XOR for item in payload.items):
-            raise AttemptFailed("XOR onto storage that an earlier attempt may have torn (P8)")
+        """Refuse differences where XOR is not allowed; raises AttemptFailed."""
+        if not allow_xor and any(item.encoding is not Encoding.OVERWRITE for item in payload.items):
+            raise AttemptFailed("differences onto storage that an earlier attempt may have torn (P8)")
 
     def apply(
         self, payload: Payload, *, allow_xor: bool = True, cancelled: Callable[[], bool] = never
@@ -80,6 +79,5 @@ class NumpyApplier:
         resident, half = self.resident[item.name], item.num_entries // 2
         for part in (slice(None, half), slice(half, None)):
             where, values = item.locations[part], item.values[part]
-            old = resident[where] if item.encoding is Encoding.XOR else np.zeros_like(values)
-            resident[where] = old ^ values
+            resident[where] = combined(item.encoding, resident[where], values)
             observe.point("receiver.item.copy", tensor=item.name)

@@ -31,6 +31,7 @@ from dcr.transport.archive import StoreArchive
 from dcr.transport.keys import payload_key
 from dcr.transport.memory import MemoryStore
 from dcr.transport.object_transport import ObjectTransport
+from dcr.transport.values import combined
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class ToyFleet:
             parent_version=attempt.version - 1,
             parent=(parent.attempt, parent.manifest) if parent else None,
             catalogue=self.catalogue.digest(),
-            overwrite_only=not any(item.encoding is Encoding.XOR for item in self.items(closes)),
+            overwrite_only=all(item.encoding is Encoding.OVERWRITE for item in self.items(closes)),
             owners=tuple(closes),
         )
         record = CommitRecord(
@@ -185,6 +186,5 @@ def apply_items(items: Sequence[Item], tensors: Mapping[str, Bits]) -> Tensors:
     result = {name: bits.copy() for name, bits in tensors.items()}
     for item in items:
         bits = result[item.name]
-        old = bits[item.locations] if item.encoding is Encoding.XOR else np.zeros_like(item.values)
-        bits[item.locations] = old ^ item.values
+        bits[item.locations] = combined(item.encoding, bits[item.locations], item.values)
     return result

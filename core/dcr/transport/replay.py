@@ -28,6 +28,7 @@ from dcr.model import (
 )
 from dcr.transport.base import Archive
 from dcr.transport.chain import chain, proven, require
+from dcr.transport.values import combined
 
 Tensors: TypeAlias = dict[str, Bits]
 
@@ -131,15 +132,15 @@ def _apply(manifest: Manifest, item: Item, target: _Target) -> bool:
         raise IntegrityError(f"version {version}: an item names {item.name}, which the catalogue does not")
     what = f"an item of {item.name}"
     require(version, what, shape=(item.shape, spec.shape), dtype=(item.dtype, spec.dtype))
-    if item.encoding is Encoding.XOR and manifest.overwrite_only:
-        raise IntegrityError(f"version {version}: {what} is xor in a manifest of overwrites only")
+    if item.encoding is not Encoding.OVERWRITE and manifest.overwrite_only:
+        raise IntegrityError(f"version {version}: {what} is {item.encoding} in a manifest of overwrites only")
     bits = target.bits.get(item.name)
     if bits is None:
         return False
-    if item.encoding is Encoding.XOR:
-        bits[item.locations] ^= item.values
-    else:
+    if item.encoding is Encoding.OVERWRITE:
         bits[item.locations] = item.values
+    else:
+        bits[item.locations] = combined(item.encoding, bits[item.locations], item.values)
     return True
 
 
