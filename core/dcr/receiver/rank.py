@@ -6,13 +6,13 @@ drives; ``dcr.receiver.apply.RankApplier`` is the port over a native loader in t
 adapter gives one that calls a worker process.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from dcr.codec import Payload
-from dcr.model import AuditDigest, AuditTable, Bits, PathClass
+from dcr.model import AuditDigest, Bits, PathClass
 from dcr.receiver.writer import ApplyStats, Cancelled, never
 
 Cover: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
@@ -21,8 +21,25 @@ Cover: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 ItemKey: TypeAlias = tuple[int, int, int]
 """Owner, sequence of the payload, position of the item in it."""
 
-Partials: TypeAlias = dict[ItemKey, AuditDigest]
-"""What a rank read back of each item that it counts, after apply."""
+PartDigests: TypeAlias = tuple[AuditDigest, ...]
+"""Digest of what a rank holds of one tensor, one for each part that ``RankPort.divide`` named for it.
+
+A tensor that was not named has one part: everything that the rank holds. ``()``: it holds nothing.
+"""
+
+Partials: TypeAlias = dict[ItemKey, PartDigests]
+"""What a rank read back of each item, after apply; items of tensors that it does not hold may be absent."""
+
+PartTable: TypeAlias = dict[str, PartDigests]
+"""Canonical name, aliases included -> what a rank holds of it; names that it does not hold are absent."""
+
+
+class Slice(NamedTuple):
+    """Canonical flat indices start .. stop - 1 of tensor ``name``."""
+
+    name: str
+    start: int
+    stop: int
 
 
 class Method(StrEnum):
@@ -60,33 +77,48 @@ class RankPath:
 class RankPlacement:
     """One rank's answer to prewarm. ``paths`` has every catalogue name, aliases included.
 
-    ``refusals``: further reasons against any delta, by resident or canonical name (R11).
+    ``refusals``: further reasons against any delta, by resident or canonical name (R11). ``guards``:
+    resident tensors whose contents the map depends on; ``rebuilt`` watches them.
     """
 
     paths: dict[str, RankPath]
     refusals: dict[str, str]
+    guards: tuple[str, ...] = ()
 
 
 class RankPort(Protocol):
     """Writes and reads one rank's resident storage. Never called concurrently.
 
-    Call order: ``prewarm``, ``exclude``; then per attempt ``begin``, ``apply``*, ``synchronize``,
-    ``check``; ``restore``, ``audit`` and ``scan`` at any time between attempts.
+    Call order: ``prewarm``, ``divide``; then per attempt ``begin``, ``apply``*, ``synchronize``,
+    ``check``; ``rebuilt``, ``restore``, ``audit`` and ``scan`` at any time between attempts. After
+    ``rebuilt`` has given a reason, ``prewarm`` and ``divide`` come first again.
     """
 
     def prewarm(self) -> RankPlacement:
-        """Learn where the loader puts every catalogue tensor; nothing is written. Idempotent."""
+        """Learn where the loader puts every catalogue tensor; nothing is written.
+
+        Called again it answers the same, unless ``rebuilt`` has a reason: then it learns anew.
+        """
         ...
 
-    def exclude(self, covers: Mapping[str, Cover]) -> None:
-        """Elements that lower ranks count: digests of this rank leave them out (B6)."""
+    def divide(self, parts: Mapping[str, tuple[Cover, ...]]) -> None:
+        """Name the parts that digests are given for, replacing what was named before (B6).
+
+        For each tensor the parts are disjoint and make up this rank's whole cover. The instance counts
+        each part once and compares it between the ranks that hold it, so replicas are proven too.
+        ``dcr.receiver.parts.Division`` finds the part of an element.
+        """
+        ...
+
+    def rebuilt(self) -> str:
+        """Why the map no longer holds (moved storage, a changed guard); empty if it does. Cheap."""
         ...
 
     def begin(self, *, clean: bool) -> None:
         """Forget what earlier attempts wrote. ``clean``: storage holds a proven version (P8).
 
         Raises:
-            AttemptFailed: the runtime rebuilt its storage; ``prewarm`` and ``restore`` are needed again.
+            AttemptFailed: the runtime rebuilt its storage; ``prewarm`` and a proof are needed again.
         """
         ...
 
@@ -115,10 +147,20 @@ class RankPort(Protocol):
         """
         ...
 
-    def audit(self) -> AuditTable:
-        """Digest of the elements that this rank counts, by canonical name; tensors without any are left out.
+    def audit(self) -> PartTable:
+        """Digest everything that this rank holds.
 
         Raises:
             IntegrityError: two resident copies of one tensor differ, or padding or a cast is wrong.
+        """
+        ...
+
+    def scan(self, slices: Sequence[Slice]) -> list[PartDigests]:
+        """Digest what this rank holds of each slice; the parts of a slice are those of its tensor.
+
+        For a bounded-rate background audit: the cost should follow the slices, not their tensors.
+
+        Raises:
+            IntegrityError: as ``audit``.
         """
         ...
