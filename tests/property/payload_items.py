@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dcr.codec import Item
+from dcr.codec.item import takes_encoding
 from dcr.model import AttemptId, AuditDigest, Encoding, bits_dtype, known_dtypes
 
 MODULUS = 2**61 - 1
@@ -25,12 +26,13 @@ def items(draw: st.DrawFn, names: st.SearchStrategy[str] | None = None) -> Item:
     num_elements = int(np.prod(shape, dtype=object))
     locations = draw(_locations(num_elements))
     dtype = draw(st.sampled_from(known_dtypes()))
+    allowed = [way for way in Encoding if takes_encoding(dtype, way)]
     digests = st.builds(AuditDigest, st.integers(0, MODULUS - 1), st.integers(0, num_elements))
     return Item(
         name,
         shape,
         dtype,
-        draw(st.sampled_from(Encoding)),
+        draw(st.sampled_from(allowed)),
         locations,
         _values(draw(st.integers(0, 2**32)), dtype, len(locations)),
         draw(st.none() | digests),

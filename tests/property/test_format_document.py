@@ -32,6 +32,7 @@ DTYPES = [
     "float64",
 ]
 WIDTHS = [1] * 5 + [2] * 4 + [4] * 3 + [8] * 3
+ENCODINGS = {1: "xor", 2: "overwrite", 3: "delta16"}
 CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -103,7 +104,7 @@ def parse_items(table: Reader, locations: Reader, values: Reader) -> list[tuple[
         assert all(0 <= at < prod(shape) for at in where)
         bits = values.ints(WIDTHS[dtype], entries)
         digest = (total, count) if flags else None
-        items.append((name, shape, DTYPES[dtype], {1: "xor", 2: "overwrite"}[encoding], where, bits, digest))
+        items.append((name, shape, DTYPES[dtype], ENCODINGS[encoding], where, bits, digest))
     assert (locations.at, values.at) == (len(locations.data), len(values.data))
     return items
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dcr.codec.limits import Limits
 from dcr.errors import ConfigError
-from dcr.model import AuditDigest, Encoding, bits_dtype
+from dcr.model import AuditDigest, Encoding, bits_dtype, width_bytes
 
 MAX_ELEMENTS = (1 << 63) - 1
 AUDIT_MODULUS = (1 << 61) - 1
@@ -19,8 +19,9 @@ AUDIT_MODULUS = (1 << 61) - 1
 class Item:
     """Changed elements of the canonical tensor ``name`` of ``shape`` (``()`` for 0-d) and ``dtype``.
 
-    ``locations`` are strictly increasing flat indices, int64 [E]; ``values`` hold a mask (XOR) or
-    the new stored bits (OVERWRITE) of each, unsigned of the element's width [E].
+    ``locations`` are strictly increasing flat indices, int64 [E]; ``values`` hold of each a mask (XOR),
+    new minus old bits modulo 2^16 (DELTA16, 2-byte dtypes only) or the new stored bits (OVERWRITE),
+    unsigned of the element's width [E].
     ``target_digest`` is the additive audit digest of the target bits, if the sender knows it (B6).
     Equality is by content; items are not hashable.
     """
@@ -76,10 +77,17 @@ def check_item(item: Item, limits: Limits) -> None:
         raise ConfigError(f"{where}: shape {item.shape} does not have between 0 and 2**63 - 1 elements")
     if not isinstance(item.encoding, Encoding):
         raise ConfigError(f"{where}: encoding must be a dcr.model.Encoding, got {item.encoding!r}")
+    if not takes_encoding(item.dtype, item.encoding):
+        raise ConfigError(f"{where}: delta16 is for dtypes of 2 bytes, not for {item.dtype}; use xor")
     _check_arrays(item, where)
     digest = item.target_digest
     if digest is not None and not is_audit_digest(digest, item.num_elements):
         raise ConfigError(f"{where}: target_digest {digest} is not (total < 2**61 - 1, count <= elements)")
+
+
+def takes_encoding(dtype: str, encoding: Encoding) -> bool:
+    """Whether elements of ``dtype`` can be sent that way: DELTA16 is for 2-byte ones, the rest for all."""
+    return encoding is not Encoding.DELTA16 or width_bytes(dtype) == 2
 
 
 def is_audit_digest(digest: AuditDigest, num_elements: int) -> bool:

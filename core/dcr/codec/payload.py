@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcr import observe
+from dcr.codec.choice import require_known
 from dcr.codec.head import HEAD_BYTES, Head, PayloadId, check_identity, read_head, write_payload
 from dcr.codec.item import Item, check_item
 from dcr.codec.limits import Limits
@@ -17,8 +18,6 @@ from dcr.config import CodecConfig
 from dcr.errors import ConfigError, PayloadError
 from dcr.model import AttemptId, RunId, bits_dtype
 
-CODECS = ("published",)
-"""Names that ``codec.name`` may take."""
 _NO_ID = "0" * 32
 
 
@@ -89,8 +88,7 @@ def encode_payload(  # noqa: PLR0913 -- the stable surface: identifiers are keyw
 
 
 def _check_codec(codec: CodecConfig) -> None:
-    if codec.name not in CODECS:
-        raise ConfigError(f"codec.name is {codec.name!r}; known: {', '.join(CODECS)}")
+    require_known(codec.name)
     if not 1 <= codec.zstd_level <= 22:
         raise ConfigError(f"codec.zstd_level is {codec.zstd_level}; give 1 (fast) to 22")
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr.codec.item import MAX_ELEMENTS, is_audit_digest
+from dcr.codec.item import MAX_ELEMENTS, is_audit_digest, takes_encoding
 from dcr.codec.limits import Limits
 from dcr.codec.locations import GAP_DTYPES, RUN
 from dcr.errors import PayloadError
 from dcr.model import AuditDigest, Encoding, bits_dtype, known_dtypes
 
-ENCODING_IDS = {Encoding.XOR: 1, Encoding.OVERWRITE: 2}
+ENCODING_IDS = {Encoding.XOR: 1, Encoding.OVERWRITE: 2, Encoding.DELTA16: 3}
 """Wire ids of the encodings; only append."""
 _ENCODINGS = {wire_id: encoding for encoding, wire_id in ENCODING_IDS.items()}
 _HEADER = struct.Struct("<QQQ")
@@ -167,6 +167,8 @@ def _row(cells: dict[str, int], shape: tuple[int, ...], name: bytes) -> Row:
     )  # fmt: skip
     if max(shape, default=0) > MAX_ELEMENTS or not row.entries <= row.num_elements <= MAX_ELEMENTS:
         raise PayloadError(f"item {text!r}: shape {shape} with {row.entries} entries is impossible")
+    if not takes_encoding(row.dtype, row.encoding):
+        raise PayloadError(f"item {text!r}: {row.encoding} is not for {row.dtype}")
     if row.location_type != RUN and not row.entries:
         raise PayloadError(f"item {text!r}: no entries, but gaps")
     if not is_audit_digest(digest, row.num_elements) or (row.target_digest is None and any(digest)):
