@@ -6,11 +6,14 @@ from itertools import accumulate
 import torch
 
 from dcr.model import Catalogue, Classification, PathClass, TensorSpec
-from dcr.receiver.geometry import Fill
+from dcr.receiver.geometry import Copy, Fill
+from dcr.receiver.landing import Landing, boxes_of, cover_of
 from dcr.receiver.learn_hook import Trace
 from dcr.receiver.overlap import Overlaps, Write, find_overlaps
 from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
+from dcr.receiver.rank import Method, RankPath
+from dcr.receiver.storages import Storages
 
 
 def classify(
@@ -34,7 +37,31 @@ def classify(
             classes[name] = _path_class(name, trace, overlaps)
     refusals.update(_unreached(loader.resident(), traces))
     copies = {name: tuple(trace.copies) for name, trace in traces.items()}
-    return PlacementTable(catalogue, copies, classes, streamable, refusals)
+    storages = Storages(loader.resident())
+    landings = {name: _landings(made, storages) for name, made in copies.items()}
+    paths = {
+        name: RankPath(
+            classes[name],
+            Method.LEARNED if copies[name] else Method.NONE,
+            refusal=refusals.get(name, ""),
+            skipped=loader.skips(name),
+            cover=cover_of(landings[name]),
+        )
+        for name in traces
+    }
+    return PlacementTable(catalogue, storages, paths, landings, copies, {}, (), streamable, refusals)
+
+
+def _landings(copies: tuple[Copy, ...], storages: Storages) -> tuple[Landing, ...]:
+    found: list[Landing] = []
+    for copy in copies:
+        number = storages.find(copy.target)
+        assert number is not None
+        offset = (copy.address - storages[number].address) // copy.dtype.itemsize
+        source = (copy.source_offset, copy.source_strides)
+        boxes = boxes_of(copy.shape, source, (offset, copy.strides))
+        found += [Landing(number, box, copy.dtype, copy.preserving, copy.scalar) for box in boxes]
+    return tuple(found)
 
 
 def _writes(catalogue: Catalogue, traces: dict[str, Trace]) -> list[Write]:

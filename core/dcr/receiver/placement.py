@@ -3,6 +3,7 @@
 The one reader of resident bits in canonical coordinates: checks, restore proof and audit use it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,26 +14,48 @@ from dcr.audit import digest_tensor
 from dcr.errors import IntegrityError, UnsupportedPath
 from dcr.model import AuditTable, Bits, Catalogue, Classification, TensorSpec, stored_bits
 from dcr.receiver.geometry import Copy
+from dcr.receiver.landing import Constant, Landing
 from dcr.receiver.lanes import lanes, torch_dtype
+from dcr.receiver.rank import Method, RankPath, RankPlacement
+from dcr.receiver.storages import Storages
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementTable:
-    """What prewarm learned. ``copies`` and ``classes`` have every catalogue name, aliases included.
+    """What prewarm learned. ``paths`` and ``copies`` have every catalogue name, aliases included.
 
-    ``streamable``: a stream of all tensors makes the same copies as one call a tensor does.
+    ``landings`` are the placement map of the LEARNED names. ``copies`` are what the dispatch hook
+    expects, in the loader's order: of HOOK names, and of LEARNED ones too if asked for; else empty.
+    ``together``: WHOLE name -> all names, itself included, that must go through one ``load`` call.
+    ``constants``: what the loader fills whatever the weights are.
+    ``streamable``: each copy of a tensor happens before the loader asks for the next tensor.
     ``refusals``: canonical or resident name -> reason; not empty means that no delta may be applied.
     """
 
     catalogue: Catalogue
-    copies: dict[str, tuple[Copy, ...]]
-    classes: Classification
+    storages: Storages
+    paths: Mapping[str, RankPath]
+    landings: Mapping[str, tuple[Landing, ...]]
+    copies: Mapping[str, tuple[Copy, ...]]
+    together: Mapping[str, tuple[str, ...]]
+    constants: tuple[Constant, ...]
     streamable: bool
-    refusals: dict[str, str]
+    refusals: Mapping[str, str]
     specs: dict[str, TensorSpec] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "specs", self.catalogue.by_name())
+
+    @property
+    def classes(self) -> Classification:
+        """Path class of every name, refused ones included."""
+        return {name: path.path for name, path in self.paths.items()}
+
+    @property
+    def rank_placement(self) -> RankPlacement:
+        """The answer to ``RankPort.prewarm``."""
+        own = {name: reason for name, reason in self.refusals.items() if name not in self.paths}
+        return RankPlacement(dict(self.paths), own, self.storages.guards)
 
     def require_supported(self) -> None:
         """Raise UnsupportedPath, naming each refused tensor and what to do."""
@@ -46,7 +69,7 @@ class PlacementTable:
 
     def skipped(self, name: str) -> bool:
         """Whether the loader places ``name`` nowhere on this rank, explicitly or because it is empty."""
-        return not self.copies[name]
+        return self.paths[name].method is Method.NONE
 
     def read_back(self, name: str) -> tuple[Bits, NDArray[np.bool_]]:
         """Flat canonical bits [num_elements] of ``name`` from resident storage, and which were covered.
