@@ -20,7 +20,7 @@ NUM_TOKENS = 4
 
 
 class Answer(Protocol):
-    """See ``dcr_adapters.hf.worker.ProbeAnswer``."""
+    """See ``dcr_recipes.runtime.answers.ProbeAnswer``."""
 
     @property
     def version(self) -> int:
@@ -39,7 +39,7 @@ class Answer(Protocol):
 
 
 class CacheStatus(Protocol):
-    """The part of ``dcr_adapters.hf.worker.RuntimeStatus`` that metrics tell."""
+    """The part of ``dcr_recipes.runtime.answers.RuntimeStatus`` that metrics tell."""
 
     @property
     def prompt_cache_hits(self) -> int:

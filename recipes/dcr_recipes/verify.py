@@ -14,14 +14,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from dcr.errors import Unreachable
-from dcr_adapters.hf.dump import RawTensor, read_dump
 from dcr_recipes.errors import VerificationError
+from dcr_recipes.runtime.dump import RawTensor, read_dump
 
 ORACLE = "oracle"
 
 
 class Status(Protocol):
-    """What a serving process says of itself; see ``dcr_adapters.hf.worker.RuntimeStatus``."""
+    """What a serving process says of itself; see ``dcr_recipes.runtime.answers.RuntimeStatus``."""
 
     @property
     def process(self) -> int:
@@ -40,7 +40,7 @@ class Status(Protocol):
 
 
 class Instance(Protocol):
-    """What verification asks of a serving process; see ``dcr_adapters.hf.worker``."""
+    """What verification asks of a serving process; see ``dcr_recipes.runtime.worker``."""
 
     def status(self) -> Status:
         """Answer without waiting."""

@@ -16,14 +16,15 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from dcr_adapters.hf.gate import ServingGate
-from dcr_adapters.hf.worker import RuntimeWorker
+from dcr.receiver.gate import ServingGate
 from dcr_recipes.grpo.metrics import run_token_digest, weights_digest
 from dcr_recipes.grpo.policy import build_tiny
 from dcr_recipes.grpo.rollout import RolloutClient
 from dcr_recipes.grpo.settings import GrpoSettings, ModelSizes
 from dcr_recipes.grpo.tasks import random_tokens
 from dcr_recipes.grpo.training import Start, assemble
+from dcr_recipes.runtime.hf import HfEngine, LoaderStorage
+from dcr_recipes.runtime.worker import RuntimeWorker
 
 SIZES = ModelSizes()
 STEP_THAT_IS_NOT_COMMITTED = 3
@@ -64,7 +65,8 @@ class Served:
     def __init__(self, seed: int, folder: Path) -> None:
         self._file = folder / "dense.safetensors"
         model = build_tiny(SIZES, seed).to(torch.bfloat16).eval()
-        self._worker = RuntimeWorker("runtime-0", model, loader=StockLoader(model), gate=ServingGate())
+        storage = LoaderStorage(StockLoader(model))
+        self._worker = RuntimeWorker("runtime-0", HfEngine(model), storage=storage, gate=ServingGate())
         asked = self._worker.generate
         self.rollouts = RolloutClient([("runtime-0", asked), ("again", asked)], 16, 1.0)
 

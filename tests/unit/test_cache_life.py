@@ -5,7 +5,7 @@ import torch
 from tests.unit.receiver_sites import Site, tau
 
 from dcr.codec import Item
-from dcr_adapters.hf.gate import ServingGate
+from dcr.receiver.gate import ServingGate
 from dcr_adapters.hf.prompt_cache import Prefilled, PromptCache
 
 KEY = (1, (7,))

@@ -6,9 +6,9 @@ from itertools import count
 import pytest
 
 from dcr.errors import IntegrityError, Unreachable
-from dcr_adapters.hf.worker import GenerateAnswer
 from dcr_recipes.grpo.rollout import Generate, RolloutClient
 from dcr_recipes.grpo.sampler import Prompt
+from dcr_recipes.runtime.answers import GenerateAnswer
 
 PROMPTS = [Prompt((10 + i,)) for i in range(5)]
 SEEDS = [[100 * i, 100 * i + 1] for i in range(5)]

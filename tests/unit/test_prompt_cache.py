@@ -5,15 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.unit.test_hf_worker import StockLoader
+from tests.unit.test_runtime_worker import StockLoader
 
 from dcr.errors import ConfigError, IntegrityError
-from dcr_adapters.hf.gate import ServingGate
+from dcr.receiver.gate import ServingGate
 from dcr_adapters.hf.generate import Responses, generate_group
 from dcr_adapters.hf.prompt_cache import Prefilled, PromptCache
-from dcr_adapters.hf.worker import GenerateAnswer, RuntimeWorker
 from dcr_recipes.grpo.policy import build_tiny
 from dcr_recipes.grpo.settings import ModelSizes
+from dcr_recipes.runtime.answers import GenerateAnswer
+from dcr_recipes.runtime.hf import HfEngine, LoaderStorage
+from dcr_recipes.runtime.worker import RuntimeWorker
 
 PROMPT = [5, 17, 400, 3, 8]
 SEEDS = [1, 2, 3]
@@ -105,7 +107,8 @@ class Refits:
         model = _model()
         gate = ServingGate(admit_deadline_s=0.05)
         self.gate, self.prompts, self._folder = gate, prompts, folder
-        self.worker = RuntimeWorker("r", model, loader=StockLoader(model), gate=gate, prompt_cache=prompts)
+        storage = LoaderStorage(StockLoader(model))
+        self.worker = RuntimeWorker("r", HfEngine(model, prompts), storage=storage, gate=gate)
 
     def load(self, seed: int, version: int) -> None:
         path = self._folder / f"{seed}.safetensors"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dcr.errors import Unreachable
-from dcr_adapters.hf.dump import sampled, write_dump
 from dcr_recipes.errors import VerificationError
+from dcr_recipes.runtime.dump import sampled, write_dump
 from dcr_recipes.verify import Difference, Verifier, refuse
 
 

@@ -5,17 +5,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from dcr.errors import IntegrityError, Unreachable
 from dcr.transport.peers import Peers
-from dcr_adapters.hf.generate import Responses
-from dcr_adapters.hf.remote import RemoteRuntime
-from dcr_adapters.hf.worker import GenerateAnswer
 from dcr_recipes.grpo.sampler import Prompt
 from dcr_recipes.grpo.settings import GrpoSettings
+from dcr_recipes.runtime.answers import GenerateAnswer
+from dcr_recipes.runtime.remote import RemoteRuntime
+
+
+class Responses(NamedTuple):
+    """``tokens`` int64 [G, T]; ``logprobs`` float32 [G, T] under the distribution they were drawn from."""
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
 
 
 class Generate(Protocol):

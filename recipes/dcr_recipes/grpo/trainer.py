@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 
 from dcr import observe
-from dcr_adapters.hf.generate import Responses
 from dcr_recipes.grpo.checkpoint import Checkpoint
 from dcr_recipes.grpo.loss import group_advantages, policy_terms, response_mask, token_logprobs
 from dcr_recipes.grpo.metrics import StepMetrics, token_digest
 from dcr_recipes.grpo.policy import Policy
-from dcr_recipes.grpo.rollout import Rollouts
+from dcr_recipes.grpo.rollout import Responses, Rollouts
 from dcr_recipes.grpo.sampler import Prompt
 from dcr_recipes.grpo.seeds import response_seed
 from dcr_recipes.grpo.settings import GrpoSettings

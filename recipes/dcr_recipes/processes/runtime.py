@@ -1,4 +1,4 @@
-"""One serving instance: a transformers model over packed storage, refitted by delta or by dense files."""
+"""One serving instance, refitted by delta or by dense files."""
 
 import logging
 import time
@@ -7,16 +7,11 @@ from dcr import observe
 from dcr.commit.remote import Party
 from dcr.errors import IntegrityError, RefitError, UnsupportedPath
 from dcr.model import ReceiverReport, ReceiverState
-from dcr.refit import await_record, compose_receiver
-from dcr_adapters.hf.gate import ServingGate
-from dcr_adapters.hf.loader import HfLoader, build
-from dcr_adapters.hf.prompt_cache import PromptCache
-from dcr_adapters.hf.pump import PumpedReceiver
-from dcr_adapters.hf.worker import RuntimeWorker
-from dcr_recipes.config import RunConfig
-from dcr_recipes.models.build import served_config
+from dcr.refit import await_record
 from dcr_recipes.processes.border import Context, enter
+from dcr_recipes.processes.host import build
 from dcr_recipes.processes.serving import announce, site, wait_for_the_end
+from dcr_recipes.runtime.worker import RuntimeWorker
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.2
@@ -27,48 +22,19 @@ def main(context: Context) -> None:
     config = context.config
     port = config.runtime.port + context.index if config.runtime.port else 0
     if config.refit == "dense":
-        announce(context, dense_worker(context).handlers(), port=port)
+        announce(context, build(context).worker(context.name).handlers(), port=port)
     else:
         announce(context, _delta_worker(context).handlers(), port=port)
         be_admitted(context.name, site(context).coordinator(config.commit))
     wait_for_the_end()
 
 
-def model(config: RunConfig) -> HfLoader:
-    """The runtime's model; its weights are not the policy's before the first load."""
-    with observe.stage("process.build"):
-        return build(served_config(config.model, config.seed), config.runtime.packed, "bfloat16")
-
-
-def dense_worker(context: Context) -> RuntimeWorker:
-    """An instance that only ever loads files through the stock loader."""
-    return _worker(context, model(context.config), ServingGate(), None)
-
-
 def _delta_worker(context: Context) -> RuntimeWorker:
-    config, place = context.config, site(context)
-    loader, gate = model(config), ServingGate()
+    commit = context.config.commit
+    host = build(context)
     with observe.stage("process.wait"):
-        record = await_record(place, config.commit, deadline_s=config.commit.collect_deadline_s)
-    agent = compose_receiver(
-        context.name, place, record, loader=loader, gate=gate, config=config.refit_config()
-    )
-    return _worker(context, loader, gate, agent)
-
-
-def _worker(
-    context: Context, loader: HfLoader, gate: ServingGate, agent: PumpedReceiver | None
-) -> RuntimeWorker:
-    runtime = context.config.runtime
-    return RuntimeWorker(
-        context.name,
-        loader.model,
-        loader=loader,
-        gate=gate,
-        agent=agent,
-        threads=runtime.threads,
-        prompt_cache=PromptCache(runtime.prompt_cache_mib << 20),
-    )
+        record = await_record(site(context), commit, deadline_s=commit.collect_deadline_s)
+    return host.worker(context.name, host.receive(record))
 
 
 def be_admitted(name: str, coordinator: Party) -> None:

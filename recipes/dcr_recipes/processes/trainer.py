@@ -14,8 +14,6 @@ from dcr.model import ReceiverReport
 from dcr.refit import Refit
 from dcr.transport.peers import Peers
 from dcr_adapters.fsdp import FsdpShards
-from dcr_adapters.hf.remote import RemoteRuntime
-from dcr_adapters.hf.worker import RuntimeStatus
 from dcr_recipes.delta import DeltaRefitter
 from dcr_recipes.dense import DenseRefitter
 from dcr_recipes.details import StepDetails
@@ -27,6 +25,8 @@ from dcr_recipes.models.build import start_of
 from dcr_recipes.probe import Prober
 from dcr_recipes.processes.border import PARENT, Context, enter
 from dcr_recipes.processes.serving import runtime_names, site
+from dcr_recipes.runtime.answers import RuntimeStatus
+from dcr_recipes.runtime.remote import RemoteRuntime
 from dcr_recipes.trace.seconds import StageClock
 from dcr_recipes.verify import ORACLE, Verifier
 

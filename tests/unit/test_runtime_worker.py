@@ -10,15 +10,16 @@ from safetensors.torch import save_file
 
 from dcr.errors import AttemptFailed, ConfigError, PayloadError, Unreachable
 from dcr.model import ApplyAck, AttemptId, CommitRecord, ReceiverAudit, ReceiverReport, ReceiverState
+from dcr.receiver.gate import ServingGate
+from dcr.refit.pump import Pump
 from dcr.transport.peers import Peers
 from dcr.transport.rpc import serve
-from dcr_adapters.hf.dump import read_dump, write_dump
-from dcr_adapters.hf.gate import ServingGate
-from dcr_adapters.hf.pump import Pump
-from dcr_adapters.hf.remote import RemoteRuntime
-from dcr_adapters.hf.worker import RuntimeWorker
 from dcr_recipes.grpo.policy import build_tiny
 from dcr_recipes.grpo.settings import ModelSizes
+from dcr_recipes.runtime.dump import read_dump, write_dump
+from dcr_recipes.runtime.hf import HfEngine, LoaderStorage
+from dcr_recipes.runtime.remote import RemoteRuntime
+from dcr_recipes.runtime.worker import RuntimeWorker
 
 FIRST, SECOND = AttemptId(1, 1), AttemptId(2, 1)
 RECORD = CommitRecord("0" * 32, 0, AttemptId(0, 0), 0, "w", None, 0, "c", "m", "a")
@@ -88,7 +89,7 @@ class CountingAgent:
 def worker() -> RuntimeWorker:
     model = build_tiny(ModelSizes(), seed=0).to(torch.bfloat16).eval()
     gate = ServingGate(admit_deadline_s=0.05)
-    return RuntimeWorker("runtime-0", model, loader=StockLoader(model), gate=gate)
+    return RuntimeWorker("runtime-0", HfEngine(model), storage=LoaderStorage(StockLoader(model)), gate=gate)
 
 
 @pytest.fixture
@@ -195,7 +196,8 @@ def test_mistakes_travel_as_clear_errors(remote: RemoteRuntime, tmp_path: Path) 
 def test_an_instance_with_an_agent_serves_its_calls_and_refuses_dense_loads(tmp_path: Path) -> None:
     model = build_tiny(ModelSizes(), seed=0)
     agent = CountingAgent()
-    worker = RuntimeWorker("r", model, loader=StockLoader(model), gate=ServingGate(), agent=agent)
+    storage = LoaderStorage(StockLoader(model))
+    worker = RuntimeWorker("r", HfEngine(model), storage=storage, gate=ServingGate(), agent=agent)
     with pytest.raises(ConfigError, match="refit=dense"):
         worker.load_dense(str(tmp_path / "w"), 0)
     calls = {"fence", "restore", "open_apply", "finish", "settle", "stop_and_wait", "audit"}

@@ -5,7 +5,7 @@ import threading
 from dcr.errors import Unreachable
 from dcr.transport.peers import Peers
 from dcr.transport.rpc import Client
-from dcr_adapters.hf.worker import GenerateAnswer, ProbeAnswer, RuntimeStatus
+from dcr_recipes.runtime.answers import GenerateAnswer, ProbeAnswer, RuntimeStatus
 
 
 class RemoteRuntime:

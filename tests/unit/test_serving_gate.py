@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dcr.errors import AttemptFailed, IntegrityError, Unreachable
-from dcr_adapters.hf.gate import ServingGate
+from dcr.receiver.gate import ServingGate
 
 
 def test_starts_closed_and_tells_late_requests_so() -> None:

@@ -1,0 +1,43 @@
+"""The runtime inside a serving process, whichever it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dcr.model import CommitRecord
+from dcr.receiver.gate import ServingGate
+from dcr.refit.pump import PumpedReceiver
+from dcr_recipes.processes.border import Context
+from dcr_recipes.runtime.ports import Engine, Storage
+from dcr_recipes.runtime.worker import RuntimeWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A built runtime; its weights are not the policy's before the first load.
+
+    ``receive`` composes the receiver's agent for the run that a record names.
+    """
+
+    engine: Engine
+    storage: Storage
+    gate: ServingGate
+    receive: Callable[[CommitRecord], PumpedReceiver]
+
+    def worker(self, name: str, agent: PumpedReceiver | None = None) -> RuntimeWorker:
+        """What the process serves; without ``agent`` an instance that the stock loader alone ever fills."""
+        return RuntimeWorker(name, self.engine, storage=self.storage, gate=self.gate, agent=agent)
+
+
+def build(context: Context) -> Host:
+    """Build the runtime that the configuration names.
+
+    Raises:
+        ConfigError: the model or an argument does not fit it.
+    """
+    if context.config.runtime.name == "vllm":
+        from dcr_recipes.processes import host_vllm
+
+        return host_vllm.build(context)
+    from dcr_recipes.processes import host_hf
+
+    return host_hf.build(context)
