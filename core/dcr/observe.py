@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One mark. ``start_ns``/``end_ns`` are of the process's monotonic clock; equal for a point."""
+    """One mark. ``start_ns``/``end_ns`` are of the process's monotonic clock; equal for a point.
+
+    ``cpu_ns`` is the processor time that the emitting thread spent in a span; 0 for a point.
+    """
 
     name: str
     start_ns: int
     end_ns: int
     fields: dict[str, object]
+    cpu_ns: int = 0
 
 
 Listener = Callable[[Event], None]
@@ -47,10 +51,12 @@ def point(name: str, **fields: object) -> None:
 @contextmanager
 def span(name: str, **fields: object) -> Iterator[None]:
     """Time a stage, for example ``owner.compare``; emitted once, when the block ends without error."""
+    cpu = time.thread_time_ns() if _listeners else 0
     start = time.perf_counter_ns()
     yield
     if _listeners:
-        _emit(Event(name, start, time.perf_counter_ns(), fields))
+        end = time.perf_counter_ns()
+        _emit(Event(name, start, end, fields, time.thread_time_ns() - cpu if cpu else 0))
 
 
 @contextmanager

@@ -1,0 +1,74 @@
+"""One construction as the owner runs it, into a transport that keeps nothing but digests."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from dcr.config import CodecConfig
+from dcr.model import AttemptId, OwnerClose, PayloadRef
+from dcr.source import Baseline
+from dcr.source.candidate import Candidate
+from dcr.source.convert import Converter
+from dcr.source.publish import Lane, Work, publish_payloads
+from dcr.source.representation import FirstAttempt
+from dcr_recipes.bench.construct_model import AUDIT_KEY, RUN, Checkpoint
+
+
+class NullTransport:
+    """A ``Transport`` whose link is infinitely fast."""
+
+    def publish(self, attempt: AttemptId, ref: PayloadRef, data: bytes) -> None:
+        """Forget the bytes; ``publish_payloads`` lists their digest."""
+
+    def close(self, close: OwnerClose) -> None:
+        """Nothing to tell."""
+
+    def fetch(
+        self, attempt: AttemptId, seen: Collection[tuple[int, int]]
+    ) -> Iterator[tuple[PayloadRef, bytes]]:
+        """Nothing arrives."""
+        del attempt, seen
+        return iter(())
+
+    def stop_and_wait(self, attempt: AttemptId) -> None:
+        """Nothing is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Payloads of one construction by digest, their bytes, and changed elements."""
+
+    digests: tuple[str, ...]
+    num_bytes: int
+    num_changed: int
+
+
+class Construction:
+    """Builds the payloads of one attempt again and again; the trackers stay at version 0."""
+
+    def __init__(self, checkpoint: Checkpoint, baseline: Baseline, codec: CodecConfig) -> None:
+        self._baseline = baseline
+        self._codec = codec
+        self._catalogue = checkpoint.catalogue()
+        self._classification = checkpoint.classification()
+        self._converter = Converter(checkpoint, baseline, self._catalogue.by_name(), AUDIT_KEY)
+        self._number = 0
+
+    def run(self, threads: int = 1) -> Built:
+        """Construct everything."""
+        del threads
+        self._number += 1
+        convert = self._converter.changes(
+            Candidate(step=1, counters="", presentation=self._number),
+            FirstAttempt(self._classification, self._codec.name),
+            self._classification,
+        )
+        work = Work(AttemptId(1, 1), 0, self._baseline.tasks, convert, lambda: None)
+        close = publish_payloads(work, self._lane())
+        return Built(
+            tuple(ref.digest for ref in close.payloads),
+            sum(ref.num_bytes for ref in close.payloads),
+            close.num_changed,
+        )
+
+    def _lane(self) -> Lane:
+        return Lane(0, RUN, self._catalogue.digest(), (), replace(self._codec), NullTransport())

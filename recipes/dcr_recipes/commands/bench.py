@@ -1,0 +1,125 @@
+"""``dcr bench``: measure codec, scan, construction and apply on this machine."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dcr_recipes.bench.report import Report
+
+_HINT = "Rows and keys of --json are stable; benchmarks/README.md says how to read the tables."
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command and its benchmarks to the parser."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure codec, scan, construction and apply on this machine",
+        description=f"Measure one part of a refit. Each table has its ceiling from the same run. {_HINT}",
+        epilog="example: dcr bench scan --quick --json",
+    )
+    benches = parser.add_subparsers(required=True, metavar="BENCH")
+    _values(benches)
+    _locations(benches)
+    _scan(benches)
+    _construct(benches)
+    _codec(benches)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen benchmark and print its report.
+
+    Raises:
+        ConfigError: something that it needs is not installed.
+    """
+    report: Report = args.bench(args)
+    if args.json:
+        print(report.as_json())
+    else:
+        from dcr_recipes.bench.report import show
+
+        show(report)
+    return 0
+
+
+def _bench(
+    benches: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
+) -> argparse.ArgumentParser:
+    parser = benches.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}. {_HINT}")
+    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, one round: seconds, for smoke tests"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks instead of one-line errors")
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _mib(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--mib", type=_positive, metavar="N", help=text)
+
+
+def _positive(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word} is not a positive number")
+    return number
+
+
+def _values(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    def bench(args: argparse.Namespace) -> "Report":
+        from dcr_recipes.bench import values
+
+        return values.run(quick=args.quick)
+
+    text = "bytes of changed values: the paper's Table 2, beside the entropy of order 0"
+    _bench(benches, "values", text).set_defaults(bench=bench)
+
+
+def _locations(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    def bench(args: argparse.Namespace) -> "Report":
+        from dcr_recipes.bench import locations
+
+        return locations.run(quick=args.quick)
+
+    text = "bits a changed location, uniform and clustered, beside the bound H(s)/s"
+    _bench(benches, "locations", text).set_defaults(bench=bench)
+
+
+def _scan(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    def bench(args: argparse.Namespace) -> "Report":
+        from dcr_recipes.bench import scan
+
+        return scan.run(quick=args.quick, mib=args.mib)
+
+    text = "finding changes, by kernel and threads, beside the speed of reading memory"
+    parser = _bench(benches, "scan", text)
+    _mib(parser, "MiB of the candidate (default 256); the baseline takes as much")
+    parser.set_defaults(bench=bench)
+
+
+def _construct(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    def bench(args: argparse.Namespace) -> "Report":
+        from dcr_recipes.bench import construct
+
+        return construct.run(quick=args.quick, mib=args.mib, directory=args.dir)
+
+    text = "constructing all payloads of a checkpoint, by codec, with CPU seconds of every stage"
+    parser = _bench(benches, "construct", text)
+    _mib(parser, "MiB of the checkpoint (default 1024); takes three times as much memory")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="where the trackers' file goes (default: the system's)"
+    )
+    parser.set_defaults(bench=bench)
+
+
+def _codec(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    def bench(args: argparse.Namespace) -> "Report":
+        from dcr_recipes.bench import codec
+
+        return codec.run(quick=args.quick, mib=args.mib)
+
+    text = "encoding and decoding the same changes with every codec, beside their entropy"
+    parser = _bench(benches, "codec", text)
+    _mib(parser, "MiB of the checkpoint (default 384); only its changes are kept")
+    parser.set_defaults(bench=bench)
