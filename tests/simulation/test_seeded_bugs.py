@@ -15,7 +15,7 @@ from dcr.commit import completion, coordinator, register, transitions
 from dcr.commit.context import Context
 from dcr.commit.effects import CompareAndSet, Pause, ReadState, Script
 from dcr.model import ActiveAttempt, CommitRecord, ControlState, ReceiverState
-from dcr.receiver import agent, rules, staging
+from dcr.receiver import fences, rules, staging
 from tests.simulation.test_commit_protocol import CommitProtocol
 
 Patch = tuple[object, str, Any]
@@ -56,8 +56,8 @@ def payloads_of_other_attempts_are_taken(payload: object, expected: object) -> b
 BUGS["no_fence"] = [
     (rules, "check_not_replaced", lambda attempt, obeyed: None),
     (rules, "check_fenced", lambda attempt, fenced: None),
-    (agent.ReceiverAgent, "_is_cancelled", lambda self, attempt: False),
-    (agent.ReceiverAgent, "_check_not_stopped", lambda self, attempt: None),
+    (fences.Fences, "is_cancelled", lambda self, attempt: False),
+    (fences.Fences, "check_not_stopped", lambda self, attempt: None),
     (rules, "may_xor", lambda standing: True),
 ]
 

@@ -17,7 +17,7 @@ from dcr.model import (
     to_json,
 )
 from dcr.receiver.agent import ReceiverAgent
-from dcr.receiver.apply import Applier
+from dcr.receiver.local import local_writer
 from dcr.testing.deltas import Version, audit_of, changed_version, delta_items, random_version
 from dcr.testing.native_loader_suite import dense_load, storage_bytes
 from dcr.testing.toy_runtime import RecordingGate, ToyRuntime
@@ -57,7 +57,7 @@ class Site:
     def start(self) -> ReceiverAgent:
         return ReceiverAgent(
             "runtime-0",
-            Applier(self.runtime, self.catalogue),
+            local_writer(self.runtime, self.catalogue),
             self.gate,
             transport=ObjectTransport(self.store, self.catalogue.run),
             archive=self.archive,
@@ -66,7 +66,7 @@ class Site:
         )
 
     def items(self, version: int, *, overwrite: bool = False) -> list[Item]:
-        classes = None if overwrite else Applier(ToyRuntime(tiny=True), self.catalogue).prewarm()
+        classes = None if overwrite else local_writer(ToyRuntime(tiny=True), self.catalogue).prewarm()
         return delta_items(self.catalogue, self.versions[version - 1], self.versions[version], classes)
 
     def publish(self, attempt: AttemptId, items: Sequence[Item]) -> list[PayloadRef]:

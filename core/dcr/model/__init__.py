@@ -4,6 +4,13 @@ Nothing here has behaviour beyond small derived properties: tensors are describe
 """
 
 from dcr.model.catalogue import Catalogue, TensorSpec
+from dcr.model.diagnosis import (
+    AuditFinding,
+    AuditProgress,
+    RankDiagnosis,
+    ReceiverDiagnosis,
+    TensorChoice,
+)
 from dcr.model.dtypes import Bits, bits_dtype, known_dtypes, stored_bits, width_bytes
 from dcr.model.ids import GENESIS, AttemptId, CandidateId, RunId, new_nonce
 from dcr.model.manifest import AuditDigest, AuditTable, Manifest, OwnerClose, PayloadRef
@@ -26,6 +33,8 @@ __all__ = [
     "ApplyAck",
     "AttemptId",
     "AuditDigest",
+    "AuditFinding",
+    "AuditProgress",
     "AuditTable",
     "Bits",
     "CandidateId",
@@ -39,10 +48,13 @@ __all__ = [
     "OwnerReport",
     "PathClass",
     "PayloadRef",
+    "RankDiagnosis",
     "ReceiverAudit",
+    "ReceiverDiagnosis",
     "ReceiverReport",
     "ReceiverState",
     "RunId",
+    "TensorChoice",
     "TensorSpec",
     "bits_dtype",
     "digest_hex",

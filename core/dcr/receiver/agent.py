@@ -2,20 +2,21 @@
 
 Structurally a ``dcr.commit.endpoints.ReceiverEndpoint``. Control calls may come in any order, twice
 or late, from several threads; ``pump`` runs in a thread of its own. One lock guards all state and
-every write. A fence first raises ``_obeyed``, which makes a running pump stop between two items,
+every write. A fence first raises the obeyed attempt, which makes a running pump stop between two items,
 and then waits for the lock: when it answers, no write of an earlier attempt can still take effect.
 """
 
+import logging
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from dcr import observe
 from dcr.codec import Limits
-from dcr.errors import AttemptFailed, ConfigError, Conflict, IntegrityError
+from dcr.errors import AttemptFailed, ConfigError, Conflict, RefitError, UnsupportedPath
 from dcr.model import (
     ApplyAck,
     AttemptId,
-    AuditDigest,
     Catalogue,
     CommitRecord,
     Manifest,
@@ -25,11 +26,14 @@ from dcr.model import (
     from_json,
 )
 from dcr.receiver import rules
+from dcr.receiver.fences import Fences
 from dcr.receiver.ports import RequestGate
-from dcr.receiver.session import Session, as_refit_error
+from dcr.receiver.proof import DecayedBase, Prover
+from dcr.receiver.session import Session
 from dcr.receiver.writer import Writer
 from dcr.transport.base import Archive, Transport
-from dcr.transport.replay import replay
+
+_log = logging.getLogger(__name__)
 
 
 class ReceiverAgent:
@@ -54,7 +58,6 @@ class ReceiverAgent:
         """
         self._name = name
         self._incarnation = incarnation
-        self._check = check
         self._applier = applier
         self._gate = gate
         self._transport = transport
@@ -64,12 +67,11 @@ class ReceiverAgent:
         self._catalogue_digest = catalogue.digest()
         self._limits = Limits.of_catalogue(catalogue)
         self._classification = applier.prewarm()
+        self._prover = Prover(applier, archive, catalogue, check)
         self._lock = threading.RLock()
-        self._fence_lock = threading.Lock()
-        self._obeyed: AttemptId | None = None
-        self._stopped: AttemptId | None = None
-        self._fenced: AttemptId | None = None
+        self._fences = Fences()
         self._standing = rules.EMPTY
+        self._record: CommitRecord | None = None
         self._session: Session | None = None
         self._ack: ApplyAck | None = None
         self._changed = True
@@ -86,17 +88,16 @@ class ReceiverAgent:
             ConfigError: ``record`` is of another run or catalogue.
         """
         self._check_record(record)
-        with self._fence_lock:
-            rules.check_not_replaced(attempt, self._obeyed)
-            self._obeyed = attempt
+        self._fences.obey(attempt)
         self._stop_session_before(attempt)
         with self._lock:
-            rules.check_not_replaced(attempt, self._obeyed)
-            if self._fenced == attempt:
+            self._fences.check_not_replaced(attempt)
+            if self._fences.fenced == attempt:
                 return self._report()
             self._stop_session_before(attempt)
-            self._fenced = attempt
-            self._stand(rules.after_fence(self._standing, record))
+            self._fences.fenced = attempt
+            self._stand(rules.after_fence(self._standing, record), record)
+            self._notice_rebuilt()
             return self._report()
 
     def restore(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
@@ -111,14 +112,14 @@ class ReceiverAgent:
         """
         self._check_record(record)
         with self._lock:
-            self._check_current(attempt)
+            self._fences.check_current(attempt)
             if self._standing == rules.clean(record):
                 return self._report()
             observe.point("receiver.restore.before", version=record.version)
             self._stand(rules.EMPTY)
             self._changed = True
-            self._load_version(attempt, record)
-            self._stand(rules.clean(record))
+            self._classification = self._prover.load(record, lambda: self._fences.is_cancelled(attempt))
+            self._stand(rules.clean(record), record)
             observe.point("receiver.restore.after", version=record.version)
             return self._report()
 
@@ -131,10 +132,11 @@ class ReceiverAgent:
         """
         self._check_record(record)
         with self._lock:
-            self._check_current(attempt)
+            self._fences.check_current(attempt)
             if self._session is not None and self._session.attempt == attempt:
                 return
-            self._check_not_stopped(attempt)
+            self._fences.check_not_stopped(attempt)
+            self._refuse_rebuilt()
             before = self._standing
             torn = rules.after_open(before, attempt, record)
             observe.point("receiver.open_apply.before", attempt=str(attempt))
@@ -146,7 +148,7 @@ class ReceiverAgent:
                 record,
                 xor_allowed=rules.may_xor(before),
                 limits=self._limits,
-                cancelled=lambda: self._is_cancelled(attempt),
+                cancelled=lambda: self._fences.is_cancelled(attempt),
             )
             observe.point("receiver.open_apply.after", attempt=str(attempt))
 
@@ -162,7 +164,7 @@ class ReceiverAgent:
             session = self._session
             if session is None or self._standing.state is not ReceiverState.MIXED:
                 return 0
-            if self._is_cancelled(session.attempt):
+            if self._fences.is_cancelled(session.attempt):
                 return 0
             return self._pump(session)
 
@@ -174,7 +176,7 @@ class ReceiverAgent:
             AttemptFailed: not open, a payload is missing, extra or other, a write or a check failed.
         """
         with self._lock:
-            self._check_current(attempt)
+            self._fences.check_current(attempt)
             if self._ack is not None and (self._ack.attempt, self._ack.manifest) == (attempt, manifest):
                 return self._ack
             session = self._session
@@ -184,7 +186,7 @@ class ReceiverAgent:
                 or self._standing.state is not ReceiverState.MIXED
             ):
                 raise AttemptFailed(f"attempt {attempt} is not open here ({self._standing.state.value})")
-            self._check_not_stopped(attempt)
+            self._fences.check_not_stopped(attempt)
             observe.point("receiver.finish.before", attempt=str(attempt))
             self._complete(session, manifest)
             observe.point("receiver.finish.after", attempt=str(attempt))
@@ -201,17 +203,15 @@ class ReceiverAgent:
         with self._lock:
             settled = rules.after_settle(self._standing, record)
             observe.point("receiver.settle.before", version=record.version)
-            self._stand(settled)
+            self._stand(settled, record)
             self._open_gate()
             observe.point("receiver.settle.after", version=record.version)
             return self._report()
 
     def stop_and_wait(self, attempt: AttemptId) -> None:
         """End ``attempt`` here for good; returns when no write of it can take effect. The gate stays shut."""
-        with self._fence_lock:
-            if self._obeyed is not None and attempt < self._obeyed:
-                return
-            self._stopped = attempt if self._stopped is None else max(self._stopped, attempt)
+        if not self._fences.stop(attempt):
+            return
         self._transport.stop_and_wait(attempt)
         with self._lock:
             pass  # a write that was under way has ended
@@ -228,16 +228,42 @@ class ReceiverAgent:
             AttemptFailed: this instance is not clean; ask again when the transition has ended.
             IntegrityError: two resident copies of one tensor differ.
         """
-        with self._lock:
-            standing = self._standing
-            if standing.state is not ReceiverState.CLEAN or standing.base is None:
+        with self.holding_clean() as record:
+            if record is None:
                 raise AttemptFailed(
-                    f"{self._name} is {standing.state.value}: only a clean version is audited"
+                    f"{self._name} is {self._standing.state.value}: only a clean version is audited"
                 )
-            table = self._applier.audit()
             return ReceiverAudit(
-                self._name, self._incarnation, self._catalogue_digest, standing.version, standing.base, table
+                self._name,
+                self._incarnation,
+                self._catalogue_digest,
+                record.version,
+                record.attempt,
+                self._applier.audit(),
             )
+
+    @contextmanager
+    def holding_clean(self) -> Iterator[CommitRecord | None]:
+        """Nothing is written inside the block; gives the record of the clean version, None without one.
+
+        A storage that the runtime rebuilt meanwhile is learned and proven first.
+        """
+        with self._lock:
+            if self._standing.state is ReceiverState.CLEAN:
+                self._notice_rebuilt()
+            yield self._record if self._standing.state is ReceiverState.CLEAN else None
+
+    def condemn(self, reason: str) -> None:
+        """Serve no more: resident bits are not the committed ones. Inside ``holding_clean``."""
+        with self._lock:
+            _log.error("%s takes itself out: %s", self._name, reason)
+            observe.point("receiver.condemned", reason=reason)
+            self._stand(rules.EMPTY)
+
+    @property
+    def state(self) -> ReceiverState:
+        """State at this instant; never waits."""
+        return self._standing.state
 
     def _report(self) -> ReceiverReport:
         standing = self._standing
@@ -247,7 +273,7 @@ class ReceiverAgent:
             incarnation=self._incarnation,
             state=standing.state,
             version=standing.version if known else -1,
-            fenced=self._fenced,
+            fenced=self._fences.fenced,
             opened=standing.opened,
             classification=self._classification,
         )
@@ -259,25 +285,47 @@ class ReceiverAgent:
                 f"{self._run} with {self._catalogue_digest}; a changed name, shape or dtype needs a new run"
             )
 
-    def _check_current(self, attempt: AttemptId) -> None:
-        rules.check_not_replaced(attempt, self._obeyed)
-        rules.check_fenced(attempt, self._fenced)
-
-    def _check_not_stopped(self, attempt: AttemptId) -> None:
-        if self._stopped is not None and attempt <= self._stopped:
-            raise AttemptFailed(f"attempt {attempt} was stopped here; prepare a new one")
-
-    def _is_cancelled(self, attempt: AttemptId) -> bool:
-        return self._obeyed != attempt or (self._stopped is not None and attempt <= self._stopped)
-
     def _stop_session_before(self, attempt: AttemptId) -> None:
         session = self._session
         if session is not None and session.attempt < attempt:
             self._transport.stop_and_wait(session.attempt)
 
-    def _stand(self, standing: rules.Standing) -> None:
+    def _notice_rebuilt(self) -> None:
+        """Learn a rebuilt storage anew while it is clean; what cannot be proven counts as EMPTY (P8).
+
+        Raises:
+            UnsupportedPath: the rebuilt storage takes no deltas.
+        """
+        if self._standing.state is ReceiverState.EMPTY or not (why := self._applier.rebuilt()):
+            return
+        _log.warning("%s: the runtime rebuilt its storage (%s)", self._name, why)
+        self._changed = True
+        record = self._record if self._standing.state is ReceiverState.CLEAN else None
+        if record is None:
+            self._stand(rules.EMPTY)
+            return
+        try:
+            self._classification = self._prover.relearn(record)
+        except RefitError as err:
+            self.condemn(str(err))
+            if isinstance(err, UnsupportedPath):
+                raise
+
+    def _refuse_rebuilt(self) -> None:
+        """Storage that was rebuilt after the fence: this attempt's classes may be wrong for it.
+
+        Raises:
+            AttemptFailed: it was; the next fence finds it learned, or empty.
+        """
+        announced = self._classification
+        self._notice_rebuilt()
+        if self._classification != announced:
+            raise AttemptFailed(f"{self._name}: the runtime rebuilt its storage, whose paths now differ")
+
+    def _stand(self, standing: rules.Standing, record: CommitRecord | None = None) -> None:
         """Take on a standing that no open attempt writes to; what is not proven is not served."""
         self._standing = standing
+        self._record = record if standing.state is ReceiverState.CLEAN else None
         if standing.state is not ReceiverState.MIXED:
             self._session = None
         if standing.state is ReceiverState.EMPTY:
@@ -307,38 +355,12 @@ class ReceiverAgent:
             raise AttemptFailed(
                 f"attempt {session.attempt}: payloads are not those of the manifest: {reason}"
             )
-        check_s = self._synchronize_and_check(manifest, was_torn=not session.xor_allowed)
-        if self._is_cancelled(session.attempt):
+        try:
+            check_s = self._prover.after_apply(manifest, was_torn=not session.xor_allowed)
+        except DecayedBase as err:
+            self._stand(rules.EMPTY)
+            raise AttemptFailed(f"{self._name}: {err}") from err
+        if self._fences.is_cancelled(session.attempt):
             raise Conflict(f"attempt {session.attempt} was replaced while it was checked")
         self._standing = rules.completed(self._standing)
         self._ack = session.acknowledge(self._name, digest, check_s)
-
-    def _synchronize_and_check(self, manifest: Manifest, *, was_torn: bool) -> float:
-        started = time.perf_counter()
-        try:
-            self._applier.synchronize()
-            if self._check != "off":
-                with observe.span("receiver.check", attempt=str(manifest.attempt)):
-                    self._applier.check()
-        except Exception as err:
-            raise as_refit_error(err, "the check could not run") from err
-        if rules.audits_whole(self._check, was_torn=was_torn):
-            self._audit_whole(manifest)
-        return time.perf_counter() - started
-
-    def _audit_whole(self, manifest: Manifest) -> None:
-        """A base that decayed cannot be repaired by the delta: such a receiver starts from nothing."""
-        try:
-            with observe.span("receiver.audit", attempt=str(manifest.attempt)):
-                rules.check_whole(self._applier.audit(), manifest)
-        except (AttemptFailed, IntegrityError) as err:
-            self._stand(rules.EMPTY)
-            raise AttemptFailed(f"{self._name}: {err}") from err
-
-    def _load_version(self, attempt: AttemptId, record: CommitRecord) -> None:
-        try:
-            table = from_json(dict[str, AuditDigest], self._archive.get_object("audit", record.audit))
-            tensors = replay(self._archive, record, self._catalogue)
-            self._applier.restore(tensors, table, cancelled=lambda: self._is_cancelled(attempt))
-        except Exception as err:
-            raise as_refit_error(err, f"restoring version {record.version}") from err

@@ -9,11 +9,11 @@ adapter gives one that calls a worker process.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from dcr.codec import Payload
 from dcr.model import AuditDigest, Bits, PathClass
-from dcr.receiver.writer import ApplyStats, Cancelled, never
+from dcr.receiver.writer import ApplyStats, Cancelled, Slice, never
 
 Cover: TypeAlias = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 """Canonical elements as boxes of (first flat index, ((size, stride), ...)); boxes may overlap."""
@@ -32,14 +32,6 @@ Partials: TypeAlias = dict[ItemKey, PartDigests]
 
 PartTable: TypeAlias = dict[str, PartDigests]
 """Canonical name, aliases included -> what a rank holds of it; names that it does not hold are absent."""
-
-
-class Slice(NamedTuple):
-    """Canonical flat indices start .. stop - 1 of tensor ``name``."""
-
-    name: str
-    start: int
-    stop: int
 
 
 class Method(StrEnum):
@@ -132,6 +124,9 @@ class RankPort(Protocol):
 
     def check(self) -> Partials:
         """Re-read everything applied since ``begin``; replicas on this rank are compared here.
+
+        An item of a tensor that this rank holds is answered for even if none of its entries lie here
+        (``dcr.audit.EMPTY`` for each part without any).
 
         Raises:
             AttemptFailed: two copies differ, or an overwritten element does not hold its bits.

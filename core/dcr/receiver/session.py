@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from dcr import observe
 from dcr.codec import Limits, Payload, decode_payload
-from dcr.errors import AttemptFailed, PayloadError, RefitError
+from dcr.errors import AttemptFailed, PayloadError
 from dcr.model import ApplyAck, AttemptId, CommitRecord, Manifest, PayloadRef
 from dcr.receiver import rules
 from dcr.receiver.staging import Expectation, Staging
@@ -45,7 +45,7 @@ class Session:
         self._staging = Staging(Expectation(record.run, attempt, record.version, record.catalogue))
         self._applied: dict[tuple[int, int], PayloadRef] = {}
         self._damaged: dict[tuple[int, int], int] = {}
-        applier.begin()
+        applier.begin(clean=xor_allowed)
 
     @property
     def num_payloads(self) -> int:
@@ -149,8 +149,3 @@ class Session:
         self.num_values += stats.num_values
         self._applied[key] = self._staging.admitted[key]
         observe.point("receiver.payload.after", owner=key[0], sequence=key[1])
-
-
-def as_refit_error(err: Exception, what: str) -> RefitError:
-    """``err`` itself if it is one of this library's, else an AttemptFailed that quotes it."""
-    return err if isinstance(err, RefitError) else AttemptFailed(f"{what}: {type(err).__name__}: {err}")

@@ -1,11 +1,11 @@
 """What the protocol side of a receiver asks of the side that writes; free of torch (DESIGN R9-R13)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from dcr.codec import Payload
-from dcr.model import AuditTable, Bits, Classification
+from dcr.model import AuditDigest, AuditTable, Bits, Classification, RankDiagnosis
 
 Cancelled: TypeAlias = Callable[[], bool]
 
@@ -24,19 +24,38 @@ class ApplyStats:
     num_values: int
 
 
+class Slice(NamedTuple):
+    """Canonical flat indices start .. stop - 1 of tensor ``name``."""
+
+    name: str
+    start: int
+    stop: int
+
+
 class Writer(Protocol):
-    """Writes one rank's resident storage; ``dcr.receiver.apply.Applier`` is the one over a native loader.
+    """Writes one instance's resident storage; ``dcr.receiver.instance.InstanceWriter`` is the one over ranks.
 
     Call order: ``prewarm``; then per attempt ``begin``, ``apply``*, ``synchronize``, ``check``; or
-    ``restore`` or ``audit`` at any time between attempts. Never called concurrently.
+    ``rebuilt``, ``restore``, ``audit``, ``scan`` at any time between attempts. Never called concurrently.
     """
 
     def prewarm(self) -> Classification:
-        """Classify every canonical name; nothing is written. Idempotent. Raises UnsupportedPath."""
+        """Classify every canonical name; nothing is written. Raises UnsupportedPath.
+
+        Called again it answers the same, unless ``rebuilt`` has a reason: then it learns anew, and what
+        storage holds must be proven again.
+        """
         ...
 
-    def begin(self) -> None:
-        """Forget what earlier attempts wrote: ``check`` covers what is applied from here on."""
+    def rebuilt(self) -> str:
+        """Why what ``prewarm`` learned no longer holds, naming it; empty if it does. Cheap."""
+        ...
+
+    def begin(self, *, clean: bool) -> None:
+        """Forget what earlier attempts wrote: ``check`` covers what is applied from here on.
+
+        ``clean``: storage holds a proven version, not a torn one (P8). Raises AttemptFailed if rebuilt.
+        """
         ...
 
     def apply(self, payload: Payload, *, allow_xor: bool = True, cancelled: Cancelled = never) -> ApplyStats:
@@ -51,10 +70,23 @@ class Writer(Protocol):
         """Prove by reading that everything applied since ``begin`` is in place. Raises AttemptFailed."""
         ...
 
-    def restore(self, tensors: dict[str, Bits], table: AuditTable, *, cancelled: Cancelled = never) -> None:
-        """Load a whole version, by primary name, and prove it against ``table``. Raises IntegrityError."""
+    def restore(
+        self, tensors: Mapping[str, Bits], table: AuditTable, *, cancelled: Cancelled = never
+    ) -> None:
+        """Load a whole version, by primary name, and prove it against ``table``. Raises IntegrityError.
+
+        If storage was rebuilt, learn anew first; ``prewarm`` then tells the new classes.
+        """
         ...
 
     def audit(self) -> AuditTable:
         """Digest what is resident, by canonical name. Raises IntegrityError if copies of a tensor differ."""
+        ...
+
+    def scan(self, slices: Sequence[Slice]) -> list[AuditDigest]:
+        """Digest what is resident of each slice. Raises IntegrityError if copies differ."""
+        ...
+
+    def diagnose(self) -> tuple[RankDiagnosis, ...]:
+        """How each rank takes each tensor, and why; for people."""
         ...

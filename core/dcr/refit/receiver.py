@@ -41,14 +41,16 @@ def compose_receiver(
         ConfigError: ``config.check`` is none of ``dcr.config.CHECKS``.
         UnsupportedPath: the loader cannot take this catalogue's tensors exactly.
     """
-    from dcr.receiver.apply import Applier  # needs torch, which trainers' tools and coordinators may lack
+    from dcr.receiver.local import (
+        local_writer,
+    )  # needs torch, which trainers' tools and coordinators may lack
 
     if config.check not in CHECKS:
         raise ConfigError(f"check: {config.check!r} is not a choice; accepted: {', '.join(CHECKS)}")
     catalogue = site.catalogue(record)
     return ReceiverAgent(
         name,
-        Applier(loader, catalogue),
+        local_writer(loader, catalogue),
         gate,
         transport=site.transport,
         archive=site.archive,

@@ -4,14 +4,25 @@ Stands in for ``dcr.receiver.apply.Applier`` where the protocol is under test an
 Its post-apply ``check`` proves nothing unless asked to: the protocol must be right without it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from dcr import observe
-from dcr.audit import digest_tensor
+from dcr.audit import digest_at, digest_tensor
 from dcr.codec import Item, Payload
 from dcr.errors import AttemptFailed, IntegrityError
-from dcr.model import AuditTable, Bits, Catalogue, Classification, Encoding, PathClass
-from dcr.receiver.writer import ApplyStats, never
+from dcr.model import (
+    AuditDigest,
+    AuditTable,
+    Bits,
+    Catalogue,
+    Classification,
+    Encoding,
+    PathClass,
+    RankDiagnosis,
+)
+from dcr.receiver.writer import ApplyStats, Slice, never
 from dcr.transport.values import combined
 
 
@@ -27,7 +38,11 @@ class NumpyApplier:
         """Every tensor has the one path class."""
         return {name: self._path for spec in self._catalogue.tensors for name in (spec.name, *spec.aliases)}
 
-    def begin(self) -> None:
+    def rebuilt(self) -> str:
+        """Never."""
+        return ""
+
+    def begin(self, *, clean: bool) -> None:
         """Nothing is remembered."""
 
     def validate(self, payload: Payload, *, allow_xor: bool) -> None:
@@ -56,7 +71,7 @@ class NumpyApplier:
         """Proves nothing."""
 
     def restore(
-        self, tensors: dict[str, Bits], table: AuditTable, *, cancelled: Callable[[], bool] = never
+        self, tensors: Mapping[str, Bits], table: AuditTable, *, cancelled: Callable[[], bool] = never
     ) -> None:
         """Write whole tensors and prove them by audit."""
         for name, bits in tensors.items():
@@ -74,6 +89,20 @@ class NumpyApplier:
             for spec in self._catalogue.tensors
             for name in (spec.name, *spec.aliases)
         }
+
+    def scan(self, slices: Sequence[Slice]) -> list[AuditDigest]:
+        """Digest slices."""
+        primary = {name: spec.name for name, spec in self._catalogue.by_name().items()}
+        found = []
+        for name, start, stop in slices:
+            index = np.arange(start, stop, dtype=np.int64)
+            bits = self.resident[primary[name]][start:stop]
+            found.append(digest_at(self._catalogue.audit_key, name, index, bits))
+        return found
+
+    def diagnose(self) -> tuple[RankDiagnosis, ...]:
+        """Nothing to say."""
+        return ()
 
     def _write(self, item: Item) -> None:
         resident, half = self.resident[item.name], item.num_entries // 2

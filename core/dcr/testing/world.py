@@ -24,8 +24,8 @@ from dcr.config import CodecConfig, CommitConfig
 from dcr.errors import MissingObject, RefitError, Unreachable
 from dcr.model import Catalogue, CommitRecord, new_nonce, stored_bits, to_json
 from dcr.receiver.agent import ReceiverAgent
-from dcr.receiver.apply import Applier
 from dcr.receiver.lanes import dense_from_bits
+from dcr.receiver.local import local_writer
 from dcr.source import Baseline, OwnerAgent, OwnerSetup, owned
 from dcr.testing.deltas import changed_version, random_version
 from dcr.testing.toy_runtime import RecordingGate, ToyRuntime, catalogue
@@ -268,7 +268,7 @@ class World:
         self.runtimes[name], self.gates[name] = runtime, gate
         self.receivers[name] = ReceiverAgent(
             name,
-            Applier(runtime, self.catalogue),
+            local_writer(runtime, self.catalogue),
             gate,
             transport=ObjectTransport(self.store, self.catalogue.run),
             archive=self.archive,
