@@ -23,7 +23,27 @@ $(MODEL_STAMP): $(STAMP) requirements/model.txt
 	  { echo "error: requirements/model.txt cannot be installed; 'make grpo' needs it" >&2; exit 1; }
 	touch $@
 
-.PHONY: setup check test grpo fuzz
+# The vLLM lane has an environment of its own: its pins and the core's cannot meet. CPU, x86-64, about 2.3 GB.
+VLLM_BIN := .venv-vllm/bin
+VLLM_STAMP := .venv-vllm/.vllm-installed
+INSTALL_VLLM := $(VLLM_BIN)/python -m pip install --quiet --no-deps -r requirements/vllm.txt
+$(VLLM_STAMP): requirements/vllm.txt pyproject.toml
+	@echo "installing into .venv-vllm: some minutes, once"
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
+	$(INSTALL_VLLM) || { echo "installing vLLM failed; trying once more" >&2; sleep 5; $(INSTALL_VLLM); } || \
+	  { echo "error: requirements/vllm.txt cannot be installed; the vLLM lane needs it" >&2; exit 1; }
+	$(VLLM_BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+.PHONY: setup setup-vllm check test lane-vllm grpo fuzz
+setup-vllm: $(VLLM_STAMP)
+
+# Real loaders and engines; LANE_ARGS="-m slow" for the long ones.
+LANE_ARGS ?= -m "not slow"
+lane-vllm: setup-vllm
+	$(VLLM_BIN)/python -m pytest tests/lanes/vllm $(LANE_ARGS)
+
 setup: $(STAMP) $(MODEL_STAMP)
 
 check: setup

@@ -1,0 +1,112 @@
+"""How the receiver steers a vLLM engine, wherever it runs (DESIGN R19).
+
+``EngineControl`` is the port of gate and ranks; here for engines of this process. ``http_control`` has
+the one for a server that somebody else started.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+from dcr.errors import Unreachable
+
+T = TypeVar("T")
+
+
+class EngineControl(Protocol):
+    """One engine. Calls come from any thread, one at a time; each may raise Unreachable.
+
+    Call order around a refit: ``pause``, ``call_workers``*, ``reset_caches``, ``set_version``, ``resume``.
+    """
+
+    def call_workers(self, calls: str) -> list[dict[str, Any]]:
+        """Run ``dcr_call`` on every worker; their answers, in any order."""
+        ...
+
+    def pause(self) -> None:
+        """Return when no step of the model runs; requests in flight are kept, new ones wait."""
+        ...
+
+    def resume(self) -> None:
+        """Go on with kept and new requests."""
+        ...
+
+    def reset_caches(self) -> None:
+        """Forget everything computed with the weights; kept requests are computed again from their tokens."""
+        ...
+
+    def set_version(self, version: str) -> None:
+        """Name of the weights that computed the tokens from here on."""
+        ...
+
+
+class AsyncEngineControl:
+    """An ``AsyncLLM`` of this process, whose event loop runs in another thread than the caller's."""
+
+    def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop, *, deadline_s: float = 600.0) -> None:
+        self._engine = engine
+        self._loop = loop
+        self._deadline_s = deadline_s
+
+    def call_workers(self, calls: str) -> list[dict[str, Any]]:
+        """See ``EngineControl``."""
+        answers: list[dict[str, Any]] = self._wait(self._engine.collective_rpc("dcr_call", args=(calls,)))
+        return answers
+
+    def pause(self) -> None:
+        """See ``EngineControl``."""
+        self._wait(self._engine.pause_generation(mode="keep", clear_cache=False))
+
+    def resume(self) -> None:
+        """See ``EngineControl``."""
+        self._wait(self._engine.resume_generation())
+
+    def reset_caches(self) -> None:
+        """See ``EngineControl``."""
+        connector = self._engine.vllm_config.kv_transfer_config is not None
+        self._wait(self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=connector))
+        self._wait(self._engine.reset_encoder_cache())
+
+    def set_version(self, version: str) -> None:
+        """See ``EngineControl``."""
+        self._wait(self._engine.update_weight_version(version))
+
+    def _wait(self, step: Coroutine[Any, Any, T]) -> T:
+        """The answer of ``step``, from the engine's loop. Raises Unreachable: the engine is dead or late."""
+        future = asyncio.run_coroutine_threadsafe(step, self._loop)
+        try:
+            return future.result(self._deadline_s)
+        except Exception as err:  # the border: vLLM raises classes of its own
+            future.cancel()
+            raise Unreachable(f"the engine does not answer: {type(err).__name__}: {err}") from err
+
+
+class OfflineControl:
+    """An ``LLM``, whose calls must not overlap its ``generate``: see ``OfflineGate``."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    def call_workers(self, calls: str) -> list[dict[str, Any]]:
+        """See ``EngineControl``."""
+        try:
+            answers: list[dict[str, Any]] = self._llm.collective_rpc("dcr_call", args=(calls,))
+        except Exception as err:  # the border: vLLM raises classes of its own
+            raise Unreachable(f"the engine does not answer: {type(err).__name__}: {err}") from err
+        return answers
+
+    def pause(self) -> None:
+        """Nothing runs between two calls of ``generate``."""
+
+    def resume(self) -> None:
+        """Nothing was held."""
+
+    def reset_caches(self) -> None:
+        """See ``EngineControl``."""
+        connector = self._llm.llm_engine.vllm_config.kv_transfer_config is not None
+        self._llm.reset_prefix_cache(reset_running_requests=True, reset_connector=connector)
+        self._llm.llm_engine.reset_encoder_cache()
+
+    def set_version(self, version: str) -> None:
+        """See ``EngineControl``."""
+        self._llm.llm_engine.set_weight_version(version)

@@ -1,0 +1,109 @@
+"""What vLLM does to weights after loading that deltas cannot follow (DESIGN R11, issue "refused in advance").
+
+Found by looking at how the loaded modules are configured, not by names of models or layers. Whatever
+is overlooked here is left to the base-value gate, which reads every tensor back.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from dcr_adapters.vllm import keep_unpacked
+
+_DENSE = "use dense refits for this engine"
+_IN_PLACE = frozenset({"TRITON", "BATCHED_TRITON", "CPU"})
+"""Expert backends, by the names of vLLM's enumeration, that compute from parameters as they were loaded."""
+
+
+def refusals(model: nn.Module, eplb_state: Any = None) -> dict[str, str]:
+    """Resident name -> reason and remedy, empty if every weight stays as its loader left it.
+
+    ``eplb_state`` is the model runner's expert balancer, if it has one.
+    """
+    found: dict[str, str] = {}
+    for prefix, module in model.named_modules():
+        reason = _of_module(module)
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            if parameter.is_meta:
+                found[name] = "a layerwise reload is in progress; wait until vLLM has finished it"
+            elif reason:
+                found[name] = reason
+    if hasattr(model, "process_weights_after_loading"):
+        found[type(model).__name__] = (
+            f"the model derives weights after loading, and not layer by layer; {_DENSE}"
+        )
+    if _rebalancing(eplb_state):
+        found["eplb"] = "experts are being moved between ranks; ask again when the rebalance has ended"
+    return found
+
+
+def _of_module(module: nn.Module) -> str:
+    method = getattr(module, "quant_method", None)
+    checks = (_quantized(method), _experts(module, method), _packed(module), _absorbed(module))
+    return next((reason for reason in checks if reason), "")
+
+
+def _classes(value: object) -> Iterator[str]:
+    return (kind.__name__ for kind in type(value).__mro__)
+
+
+def _quantized(method: object) -> str:
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+
+    if not isinstance(method, QuantizeMethodBase) or any(
+        n.startswith("Unquantized") for n in _classes(method)
+    ):
+        return ""
+    return (
+        f"{type(method).__name__} stores other bits than the checkpoint; "
+        f"serve the model unquantized, or {_DENSE}"
+    )
+
+
+def _experts(module: nn.Module, method: Any) -> str:
+    backend = getattr(method, "unquantized_backend", None)
+    if backend is None:
+        return ""
+    if backend.name not in _IN_PLACE:
+        return (
+            f"the {backend.value} backend lays experts out anew after loading; "
+            "start vLLM with moe_backend=triton"
+        )
+    zen = getattr(getattr(getattr(method, "moe_kernel", None), "fused_experts", None), "_use_zentorch", False)
+    if backend.name == "CPU" and not keep_unpacked.is_kept(module) and not zen:
+        return _not_kept("experts are packed in place")
+    return ""
+
+
+def _packed(module: nn.Module) -> str:
+    linear = getattr(module, "cpu_linear", None)
+    if linear is not None and linear is not nn.functional.linear:
+        return _not_kept("the layer computes from a packed handle")
+    if hasattr(module, "_cpu_unpacked_conv_weight"):
+        return _not_kept("the convolution is packed in place")
+    return ""
+
+
+def _not_kept(what: str) -> str:
+    return (
+        f"{what}: name DCR in the engine's configuration (worker_extension_cls or weight_transfer_config), "
+        f"or set {keep_unpacked.SWITCH}=1, so that weights are kept as loaded"
+    )
+
+
+def _absorbed(module: nn.Module) -> str:
+    amx, quantized = (
+        "is_amx_bmm_enabled",
+        ("is_aiter_triton_fp4_bmm_enabled", "is_aiter_triton_fp8_bmm_enabled"),
+    )
+    if getattr(module, amx, False):
+        return f"attention keeps only a packed form of this projection (AMX); {_DENSE}"
+    if any(getattr(module, flag, False) for flag in quantized):
+        return f"attention keeps a quantized product of this projection; {_DENSE}"
+    return ""
+
+
+def _rebalancing(state: Any) -> bool:
+    models = getattr(state, "model_states", {}).values()
+    return any(model.rebalanced or model.pending_result is not None for model in models)

@@ -1,0 +1,179 @@
+"""Random small checkpoints of the families that the lane loads, made once per session, and changed versions."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from dcr.model import Bits, Catalogue, TensorSpec, stored_bits
+
+VOCAB = 1024
+EOS = VOCAB - 2
+_COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """``build`` makes a transformers configuration and the model's class."""
+
+    tied: bool
+    build: Callable[[], tuple[Any, Any]]
+
+
+def _qwen2() -> tuple[Any, Any]:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return Qwen2Config(**_COMMON, intermediate_size=256, tie_word_embeddings=True), Qwen2ForCausalLM
+
+
+def _qwen3() -> tuple[Any, Any]:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(**_COMMON, head_dim=32, intermediate_size=256, tie_word_embeddings=True)
+    return config, Qwen3ForCausalLM
+
+
+def _llama() -> tuple[Any, Any]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaConfig(**_COMMON, intermediate_size=256, tie_word_embeddings=False), LlamaForCausalLM
+
+
+def _qwen3moe() -> tuple[Any, Any]:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        **_COMMON,
+        head_dim=32,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+        decoder_sparse_step=1,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    )
+    return config, Qwen3MoeForCausalLM
+
+
+def _nemotron_h(n_groups: int) -> tuple[Any, Any]:
+    from transformers import NemotronHConfig, NemotronHForCausalLM
+
+    common = {name: value for name, value in _COMMON.items() if name != "num_hidden_layers"}
+    config = NemotronHConfig(
+        **{**common, "bos_token_id": 1},
+        layers_block_type=["linear_attention", "full_attention", "linear_attention", "mlp"],
+        head_dim=32,
+        intermediate_size=256,
+        ssm_state_size=16,
+        mamba_num_heads=8,
+        mamba_head_dim=32,
+        n_groups=n_groups,
+        chunk_size=16,
+        n_routed_experts=4,
+        moe_intermediate_size=64,
+        moe_shared_expert_intermediate_size=64,
+        num_experts_per_tok=2,
+        pad_token_id=0,
+    )
+    return config, NemotronHForCausalLM
+
+
+FAMILIES = {
+    "qwen2": Family(True, _qwen2),
+    "qwen3": Family(True, _qwen3),
+    "llama": Family(False, _llama),
+    "qwen3moe": Family(False, _qwen3moe),
+    "nemotron_h-g2": Family(False, lambda: _nemotron_h(2)),
+    "nemotron_h-g1": Family(False, lambda: _nemotron_h(1)),
+}
+
+
+def make(folder: Path, family: str, seed: int = 0) -> Path:
+    """Write a random bfloat16 checkpoint and a word tokenizer; returns its folder."""
+    path = folder / family
+    if path.exists():
+        return path
+    torch.manual_seed(seed)
+    config, kind = FAMILIES[family].build()
+    model = kind(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(_random(name, value))
+    model.save_pretrained(path)
+    _write_tokenizer(path)
+    return path
+
+
+def _random(name: str, value: torch.Tensor) -> torch.Tensor:
+    if "A_log" in name:
+        return torch.rand(value.shape) * 2
+    spread = 0.05 if value.dim() > 1 else 0.1
+    return torch.randn(value.shape) * spread + (1.0 if "norm" in name else 0.0)
+
+
+def _write_tokenizer(path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"t{i}": i for i in range(EOS)} | {"<eos>": EOS, "<unk>": VOCAB - 1}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>"
+    ).save_pretrained(path)
+
+
+def changed(old: Path, new: Path, *, rate: float = 0.02, seed: int = 7) -> Path:
+    """``old`` with about ``rate`` of every tensor's stored words changed in low bits, some in sign."""
+    if new.exists():
+        return new
+    shutil.copytree(old, new)
+    tensors = load_file(old / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed)
+    for value in tensors.values():
+        words = value.view({2: torch.int16, 4: torch.int32}[value.element_size()]).view(-1)
+        count = max(1, int(words.numel() * rate))
+        at = torch.randperm(words.numel(), generator=generator)[:count]
+        flips = torch.randint(1, 8, (count,), generator=generator).to(words.dtype)
+        flips[::17] ^= torch.iinfo(words.dtype).min
+        words[at] ^= flips
+    save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+    return new
+
+
+def catalogue(path: Path, run: str = "a" * 32) -> Catalogue:
+    """What a trainer of this checkpoint publishes; a tied output head is an alias of the embedding."""
+    config = json.loads((path / "config.json").read_text())
+    specs = []
+    for name, value in load_file(path / "model.safetensors").items():
+        embedding = name.rsplit(".", 2)[-2] in ("embed_tokens", "embeddings")
+        tied = config.get("tie_word_embeddings") and embedding
+        kind = str(value.dtype).removeprefix("torch.")
+        specs.append(TensorSpec(name, tuple(value.shape), kind, ("lm_head.weight",) if tied else ()))
+    return Catalogue(run, "0123456789abcdef0123456789abcdef", tuple(sorted(specs, key=lambda s: s.name)))
+
+
+def version(path: Path) -> dict[str, Bits]:
+    """Flat stored bits by canonical name."""
+    tensors = load_file(path / "model.safetensors")
+    return {name: stored_bits(value) for name, value in sorted(tensors.items())}
+
+
+def weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The checkpoint as its file has it."""
+    yield from load_file(path / "model.safetensors").items()
