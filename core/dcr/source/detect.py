@@ -1,124 +1,177 @@
 """Change detection on stored bits (paper section 5, DESIGN R2): +0 and -0 differ, and so do two NaNs.
 
-Two implementations give identical output. The compiled one reads 64-bit words, branches once per
-word (almost all are equal), and resolves the lanes of a differing word without a branch. The
-numpy one serves what words cannot: short or unaligned arrays.
+Three engines give identical output: ``compiled`` (``scan_compiled``) runs at the speed of memory;
+``numpy`` needs no compiler and serves short and misaligned arrays; ``torch`` (``scan_torch``) compares
+on the candidate's own device and brings back only what changed.
 
-Shapes: N elements, E changed elements, W words of 8 bytes.
+Shapes: N elements, E changed elements.
 """
 
-import sys
-from collections.abc import Callable
-from functools import cache
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypeIs
 
 from dcr.errors import ConfigError
-from dcr.model import Bits
+from dcr.model import Bits, stored_bits
+
+if TYPE_CHECKING:
+    import torch
 
 Indices: TypeAlias = NDArray[np.int64]
-Words: TypeAlias = NDArray[np.uint64]
-Engine: TypeAlias = Literal["auto", "compiled", "numpy"]
-Kernel: TypeAlias = Callable[[Words, Words, int, Indices], int]
+Engine: TypeAlias = Literal["auto", "compiled", "numpy", "torch"]
+Candidate: TypeAlias = "Bits | torch.Tensor"
+"""Stored bits on the host, or a contiguous tensor on any device whose elements hold them."""
 
-BLOCK_WORDS = 1 << 15
-"""Words compared per kernel call: the index buffer of a block stays in the second-level cache."""
+MIN_ELEMENTS = 1 << 12
+"""Below this many elements one numpy comparison costs less than what surrounds the kernel."""
 
-MIN_WORDS = 1 << 9
-"""Below this many words one numpy comparison costs less than the kernel calls."""
+MIN_PART_BYTES = 1 << 22
+"""A thread is given at least so much to compare: starting it costs about 0.1 ms."""
 
 
-def changed_indices(candidate_bits: Bits, baseline_bits: Bits, *, engine: Engine = "auto") -> Indices:
-    """Return the sorted flat indices [E] at which the stored bits of two equal-sized arrays differ.
+@dataclass(frozen=True, slots=True, eq=False)
+class Changes:
+    """Ascending flat indices [E] at which bits differ, and both sides' stored bits [E] there."""
 
-    Both arrays hold unsigned stored bits of the same width; any shape, compared in C order.
+    local: Indices
+    old: Bits
+    new: Bits
+
+
+class _Scan(Protocol):
+    def find(self, candidate: Bits, baseline: Bits, offset: int) -> Changes: ...
+
+    def indices(self, candidate: Bits, baseline: Bits, offset: int) -> Indices: ...
+
+
+def changed_indices(
+    candidate_bits: Candidate, baseline_bits: Candidate, *, engine: Engine = "auto", threads: int = 1
+) -> Indices:
+    """Return the sorted flat indices, int64 [E], at which the stored bits of two equal-sized arrays differ.
+
+    Both hold unsigned stored bits of the same width; any shape, compared in C order. A tensor that is
+    not on the host is compared where it is, and so is everything under ``engine="torch"``; otherwise
+    up to ``threads`` threads share the work. The result depends on neither.
 
     Raises:
         ConfigError: another size, another element width, or values instead of bits.
     """
-    _require_comparable(candidate_bits, baseline_bits)
-    candidate, baseline = _flat(candidate_bits), _flat(baseline_bits)
-    num_words = _num_words(candidate, baseline)
-    if engine == "numpy" or num_words < (1 if engine == "compiled" else MIN_WORDS):
-        return np.flatnonzero(candidate != baseline)
-    return _changed_by_words(candidate, baseline, num_words)
+    _require_alike(candidate_bits, baseline_bits)
+    candidate, baseline = (_on_host(side) for side in (candidate_bits, baseline_bits))
+    if engine == "torch" or candidate is None or baseline is None:
+        return _on_device(candidate_bits, baseline_bits).local
+    scan = _scan(engine, candidate, baseline)
+    parts = _shared(scan.indices, candidate, baseline, threads)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _require_comparable(candidate: Bits, baseline: Bits) -> None:
-    for what, bits in (("candidate", candidate), ("baseline", baseline)):
-        if bits.dtype.kind != "u" or not bits.dtype.isnative:
+def find_changes(
+    candidate_bits: Candidate, baseline_bits: Candidate, *, engine: Engine = "auto", threads: int = 1
+) -> Changes:
+    """As ``changed_indices``, with the bits of both sides gathered while they are in the cache."""
+    _require_alike(candidate_bits, baseline_bits)
+    candidate, baseline = (_on_host(side) for side in (candidate_bits, baseline_bits))
+    if engine == "torch" or candidate is None or baseline is None:
+        return _on_device(candidate_bits, baseline_bits)
+    scan = _scan(engine, candidate, baseline)
+    return joined(_shared(scan.find, candidate, baseline, threads))
+
+
+def joined(parts: Sequence[Changes]) -> Changes:
+    """Consecutive parts of one scan, at least one, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Changes(
+        np.concatenate([part.local for part in parts]),
+        np.concatenate([part.old for part in parts]),
+        np.concatenate([part.new for part in parts]),
+    )
+
+
+# ---- what is compared ----
+
+
+def _is_array(side: Candidate) -> TypeIs[Bits]:
+    return isinstance(side, np.ndarray)
+
+
+def _require_alike(candidate: Candidate, baseline: Candidate) -> None:
+    for what, side in (("candidate", candidate), ("baseline", baseline)):
+        if _is_array(side) and (side.dtype.kind != "u" or not side.dtype.isnative):
             raise ConfigError(
-                f"the {what} is an array of {bits.dtype}; changes are found on stored bits, so pass "
-                f"view(np.uint{8 * bits.dtype.itemsize})"
+                f"the {what} is an array of {side.dtype}; changes are found on stored bits, so pass "
+                f"view(np.uint{8 * side.dtype.itemsize})"
             )
-    if candidate.dtype != baseline.dtype:
+    if candidate.itemsize != baseline.itemsize:
         raise ConfigError(
-            f"the candidate's elements are {candidate.dtype.itemsize} bytes wide and the baseline's "
-            f"{baseline.dtype.itemsize} (an FP32 candidate on a BF16 baseline?): cast the candidate to "
+            f"the candidate's elements are {candidate.itemsize} bytes wide and the baseline's "
+            f"{baseline.itemsize} (an FP32 candidate on a BF16 baseline?): cast the candidate to "
             "the served dtype before it is compared"
         )
-    if candidate.size != baseline.size:
+    sizes = prod(candidate.shape), prod(baseline.shape)
+    if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"the candidate has {candidate.size} elements and the baseline {baseline.size}: they are "
-            "not of the same tensor"
+            f"the candidate has {sizes[0]} elements and the baseline {sizes[1]}: they are not of the same "
+            "tensor"
         )
 
 
-def _flat(bits: Bits) -> Bits:
-    return np.ascontiguousarray(bits).reshape(-1)
+def _on_host(side: Candidate) -> Bits | None:
+    """C order [N], or None for a tensor elsewhere; read-only: the kernels know one kind of array."""
+    if not _is_array(side):
+        if not side.is_cpu:
+            return None
+        side = stored_bits(side)
+    flat = np.ascontiguousarray(side).reshape(-1).view()
+    flat.flags.writeable = False
+    return flat
 
 
-def _num_words(candidate: Bits, baseline: Bits) -> int:
-    """Whole words that both arrays can be read as; 0 if an array is not aligned to 8 bytes."""
-    aligned = candidate.ctypes.data % 8 == 0 and baseline.ctypes.data % 8 == 0
-    return candidate.nbytes // 8 if aligned and sys.byteorder == "little" else 0
+# ---- who compares ----
 
 
-def _changed_by_words(candidate: Bits, baseline: Bits, num_words: int) -> Indices:
-    lanes = 8 // candidate.dtype.itemsize
-    body = num_words * lanes
-    left, right = candidate[:body].view(np.uint64), baseline[:body].view(np.uint64)
-    kernel, found = _kernel(), np.empty(BLOCK_WORDS * lanes, np.int64)
-    parts: list[Indices] = []
-    for start in range(0, num_words, BLOCK_WORDS):
-        stop = start + BLOCK_WORDS
-        num_found = kernel(left[start:stop], right[start:stop], lanes, found)
-        if num_found:
-            parts.append(found[:num_found] + start * lanes)
-    tail = np.flatnonzero(candidate[body:] != baseline[body:])
-    return np.concatenate([*parts, tail + body])
+class _Numpy:
+    @staticmethod
+    def indices(candidate: Bits, baseline: Bits, offset: int) -> Indices:
+        found = np.flatnonzero(candidate != baseline)
+        return found + offset if offset else found
+
+    @staticmethod
+    def find(candidate: Bits, baseline: Bits, offset: int) -> Changes:
+        found = np.flatnonzero(candidate != baseline)
+        return Changes(found + offset if offset else found, baseline[found], candidate[found])
 
 
-@cache
-def _kernel() -> Kernel:
-    """Compile on first use; read-only signatures take writable arrays too, so one version serves all."""
-    import numba  # here, so that importing this module does not load a compiler
-
-    words: Any = numba.types.Array(numba.uint64, 1, "C", readonly=True)
-    signature = numba.int64(words, words, numba.int64, numba.int64[::1])
-    kernel: Kernel
-    try:
-        kernel = numba.njit(signature, nogil=True, cache=True)(_compare_words)
-    except RuntimeError:  # nowhere to keep compiled code (read-only installation): compile in each process
-        kernel = numba.njit(signature, nogil=True)(_compare_words)
-    return kernel
+def _scan(engine: Engine, candidate: Bits, baseline: Bits) -> _Scan:
+    aligned = candidate.flags.aligned and baseline.flags.aligned
+    fewest = 1 if engine == "compiled" else MIN_ELEMENTS
+    if engine == "numpy" or not aligned or candidate.size < fewest:
+        return _Numpy
+    return cast("_Scan", import_module("dcr.source.scan_compiled"))  # imports a compiler
 
 
-def _compare_words(candidate: Words, baseline: Words, lanes: int, found: Indices) -> int:
-    """Write the indices of differing lanes to ``found`` [>= W * lanes]; return how many.
+def _shared(call: Any, candidate: Bits, baseline: Bits, threads: int) -> list[Any]:
+    """Results of ``call`` over consecutive parts, in order."""
+    num_parts = max(1, min(threads, candidate.nbytes // MIN_PART_BYTES))
+    if num_parts == 1:
+        return [call(candidate, baseline, 0)]
+    per_part = -(-candidate.size // num_parts)
+    starts = range(0, candidate.size, per_part)
+    with ThreadPoolExecutor(num_parts, "dcr-scan") as pool:
+        pending = [
+            pool.submit(call, candidate[at : at + per_part], baseline[at : at + per_part], at)
+            for at in starts
+        ]
+        return [one.result() for one in pending]
 
-    Every lane of a differing word is written and the count advances only past those that differ.
-    """
-    num_found = 0
-    lane_bits = np.uint64(64 // lanes)
-    mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 64 // lanes)
-    for word in range(candidate.size):
-        difference = candidate[word] ^ baseline[word]
-        if difference != 0:
-            for lane in range(lanes):
-                found[num_found] = word * lanes + lane
-                num_found += (difference & mask) != 0
-                difference = np.uint64(difference >> lane_bits) if lanes > 1 else difference
-    return num_found
+
+def _on_device(candidate: Candidate, baseline: Candidate) -> Changes:
+    found: Changes = import_module("dcr.source.scan_torch").find(candidate, baseline)
+    return found

@@ -6,7 +6,8 @@ An attempt holds one representation from its beginning to its end.
 from dataclasses import dataclass
 from typing import Protocol
 
-from dcr.model import Classification, Encoding, PathClass, width_bytes
+from dcr.codec import combining
+from dcr.model import Classification, Encoding, PathClass
 
 
 class Representation(Protocol):
@@ -43,9 +44,3 @@ class Retry:
         """OVERWRITE."""
         del name, dtype
         return Encoding.OVERWRITE
-
-
-def combining(codec: str, dtype: str) -> Encoding:
-    """The difference that ``codec`` sends for ``dtype``."""
-    words = codec != "published" and width_bytes(dtype) == 2
-    return Encoding.DELTA16 if words else Encoding.XOR
