@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from dcr.errors import ConfigError
 from dcr.transport.durable import replace_durably
+from dcr_recipes.checks import check_together
 from dcr_recipes.config import GROUPS, RULES, RunConfig, leaves
 from dcr_recipes.faults import parse_kill
 from dcr_recipes.models.catalogue import TINY, canonical
@@ -181,15 +182,7 @@ def _checked(tree: object) -> RunConfig:
     config.model = canonical(config.model)
     if config.transport.path:
         config.transport.path = str(Path(config.transport.path).expanduser().absolute())
-    if config.model == TINY and config.recipe.task != "random_tokens":
-        raise ConfigError(
-            f"recipe.task: model=tiny has no tokenizer for {config.recipe.task}; use recipe=grpo_tiny"
-        )
-    if config.faults.kill_runtime_every and config.refit != "dcr":
-        raise ConfigError("faults.kill_runtime_every: kills while a delta is applied, so it needs refit=dcr")
-    if config.recipe.prompts % config.trainer.ranks:
-        ranks, prompts = config.trainer.ranks, config.recipe.prompts
-        raise ConfigError(f"recipe.prompts: must be a multiple of trainer.ranks = {ranks}, got {prompts}")
+    check_together(config)
     return config
 
 

@@ -5,6 +5,7 @@ Not frozen: OmegaConf merges into them. :mod:`dcr_recipes.compose` is the only p
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
 
 from dcr.config import CHECKS, CodecConfig, CommitConfig, RefitConfig
 
@@ -24,6 +25,9 @@ class RuntimeConfig:
 
     ``packed`` maps a resident module name to the canonical ones that it holds, in storage order.
     ``threads`` is part of what decides tokens: kernels sum in another order with other counts.
+    ``interpreter`` is the Python of the serving processes where it is not the driver's (``vllm``: that of
+    the vLLM lane). ``tensor_parallel``, ``kv_cache_mib``, ``context_tokens`` and ``arguments`` are an
+    inference engine's; ``arguments`` go to it as they are.
     """
 
     name: str = "hf"
@@ -33,6 +37,11 @@ class RuntimeConfig:
     prompt_cache_mib: int = 64
     probe: bool = True
     packed: dict[str, list[str]] = field(default_factory=dict)
+    interpreter: str = ""
+    tensor_parallel: int = 1
+    kv_cache_mib: int = 64
+    context_tokens: int = 512
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -140,13 +149,20 @@ RULES: Mapping[str, Rule] = {
     "trainer.name": Rule("training framework", ("fsdp",), fixed=True),
     "trainer.ranks": Rule("trainer processes", minimum=1, fixed=True),
     "trainer.threads": Rule("compute threads of each", minimum=1, fixed=True),
-    "runtime.name": Rule("serving runtime", ("hf",), fixed=True),
+    "runtime.name": Rule("serving runtime; runtime=NAME picks it", ("hf", "vllm"), fixed=True),
     "runtime.instances": Rule("serving processes", minimum=1, fixed=True),
     "runtime.threads": Rule("compute threads of each", minimum=1, fixed=True),
     "runtime.port": Rule("first port to listen on; 0 takes any free one", minimum=0, below=65536),
-    "runtime.prompt_cache_mib": Rule("MiB of prompt state that each keeps; 0: none", minimum=0),
+    "runtime.prompt_cache_mib": Rule(
+        "MiB of prompt state that each keeps; 0: none; vllm: on or off", minimum=0
+    ),
     "runtime.probe": Rule("ask every instance one prompt around each refit and compare the answers"),
-    "runtime.packed": Rule("resident module -> canonical modules packed in it", fixed=True),
+    "runtime.packed": Rule("hf: resident module -> canonical modules packed in it", fixed=True),
+    "runtime.interpreter": Rule("Python of serving processes; default: this one, vllm: .venv-vllm beside it"),
+    "runtime.tensor_parallel": Rule("vllm: ranks of each instance", minimum=1, fixed=True),
+    "runtime.kv_cache_mib": Rule("vllm: MiB of KV cache of each rank", minimum=1, fixed=True),
+    "runtime.context_tokens": Rule("vllm: longest prompt and response together", minimum=1, fixed=True),
+    "runtime.arguments": Rule("vllm: further engine arguments, {name: value, ...}", fixed=True),
     "transport.name": Rule("how payloads travel", ("directory",), fixed=True),
     "transport.path": Rule("folder of the object store; default RUN_DIR/store", fixed=True),
     "commit.name": Rule("where the commit record lives", ("sqlite",), fixed=True),

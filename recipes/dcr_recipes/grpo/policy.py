@@ -11,6 +11,7 @@ from dcr_recipes.grpo.settings import GrpoSettings, ModelSizes
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PretrainedConfig
 
 _MAX_POSITIONS = 512
 
@@ -34,15 +35,11 @@ class Policy:
         return int(self.mesh.size())
 
 
-def build_tiny(sizes: ModelSizes, seed: int) -> "nn.Module":
-    """Random Llama with FP32 weights; the same bits for the same arguments in every process.
+def tiny_config(sizes: ModelSizes) -> "PretrainedConfig":
+    """A Llama that speaks no language."""
+    from transformers import LlamaConfig
 
-    The weights are not rounded to BF16: masters that start between BF16 values cross rounding
-    boundaries from the first step on, as those of a model in training do.
-    """
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=sizes.vocabulary,
         hidden_size=sizes.hidden,
         intermediate_size=sizes.intermediate,
@@ -53,10 +50,21 @@ def build_tiny(sizes: ModelSizes, seed: int) -> "nn.Module":
         tie_word_embeddings=sizes.tied,
         bos_token_id=None,
         eos_token_id=None,
+        architectures=["LlamaForCausalLM"],
     )
+
+
+def build_tiny(sizes: ModelSizes, seed: int) -> "nn.Module":
+    """Random Llama with FP32 weights; the same bits for the same arguments in every process.
+
+    The weights are not rounded to BF16: masters that start between BF16 values cross rounding
+    boundaries from the first step on, as those of a model in training do.
+    """
+    from transformers import LlamaForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "weights"))
-        model: nn.Module = LlamaForCausalLM(config)
+        model: nn.Module = LlamaForCausalLM(tiny_config(sizes))
     return model
 
 

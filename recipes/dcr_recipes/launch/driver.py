@@ -17,10 +17,11 @@ from types import FrameType
 from rich.console import Console
 
 from dcr.errors import ConfigError
-from dcr_recipes.config import RunConfig
+from dcr_recipes.config import RunConfig, RuntimeConfig
 from dcr_recipes.errors import EXIT_INTERRUPTED, RunFailed
 from dcr_recipes.launch.final import final_table, headline
 from dcr_recipes.launch.folder import choose, claim
+from dcr_recipes.launch.lanes import check_lane, interpreter, lane_environment
 from dcr_recipes.launch.live import ProcessState
 from dcr_recipes.launch.progress import Progress
 from dcr_recipes.launch.supervisor import Spec, Supervisor
@@ -45,6 +46,7 @@ def run(words: Sequence[str], console: Console) -> int:
     """
     folder, config = choose(words)
     check_ports(config)
+    check_lane(config.runtime)
     check(config.model)
     with claim(folder, config) as lock:
         console.print(f"run folder: {folder.root}", highlight=False, soft_wrap=True)
@@ -143,22 +145,30 @@ def specs(folder: RunFolder, config: RunConfig) -> list[Spec]:
         ("runtime", runtime.instances, runtime.threads),
         ("trainer", trainer.ranks, trainer.threads),
     ]
-    return [_spec(folder, role, i, threads) for role, num, threads in roles for i in range(num)]
+    return [
+        _spec(folder, config.runtime, role=role, index=i, threads=threads)
+        for role, num, threads in roles
+        for i in range(num)
+    ]
 
 
+_SERVING = ("oracle", "runtime")
+"""Roles that hold a runtime, and so run in its environment."""
 _NAMES = {"coordinator": "coordinator", "oracle": "oracle", "runtime": "runtime-{}", "trainer": "owner-{}"}
 """Role -> the name under which its processes find one another, log and are killed in tests."""
 
 
-def _spec(folder: RunFolder, role: str, index: int, threads: int) -> Spec:
+def _spec(folder: RunFolder, runtime: RuntimeConfig, *, role: str, index: int, threads: int) -> Spec:
     name = _NAMES[role].format(index)
-    argv = (sys.executable, "-m", f"dcr_recipes.processes.{role}", str(folder.root), str(index))
+    python = str(interpreter(runtime)) if role in _SERVING else sys.executable
+    argv = (python, "-m", f"dcr_recipes.processes.{role}", str(folder.root), str(index))
     # Set before any library loads: BLAS and OpenMP read it once, and it decides the order of sums.
     env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # models come from local folders only
     # glibc: give blocks of a MiB and more back when they are freed. It would keep them, and a restore's
     # or a step's temporaries, of many sizes and from many threads, are as large as the model.
     env |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
+    env |= lane_environment(runtime) if role in _SERVING else {}
     group = "the trainer" if role == "trainer" else name
     return Spec(name, argv, group, finishes=role == "trainer", env=env)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dcr.errors import ConfigError
 from dcr_recipes.config import RunConfig
-from dcr_recipes.grpo.policy import build_tiny
+from dcr_recipes.grpo.policy import build_tiny, tiny_config
 from dcr_recipes.grpo.settings import ModelSizes, settings_of
 from dcr_recipes.grpo.tasks import chain_sum, random_tokens
 from dcr_recipes.grpo.training import Start
@@ -26,10 +26,10 @@ def masters(model: str, seed: int) -> "nn.Module":
     return build_tiny(ModelSizes(), seed) if folder is None else _load(folder)
 
 
-def served_config(model: str, seed: int) -> "PretrainedConfig | Path":
+def served_config(model: str) -> "PretrainedConfig | Path":
     """What a serving instance is built from; its weights come with the first refit."""
     folder = folder_of(model)
-    return cast("PretrainedConfig", build_tiny(ModelSizes(), seed).config) if folder is None else folder
+    return tiny_config(ModelSizes()) if folder is None else folder
 
 
 def vocabulary(model: "nn.Module") -> int:

@@ -16,7 +16,7 @@ def build(context: Context) -> Host:
     """See ``dcr_recipes.processes.host.build``."""
     config, runtime = context.config, context.config.runtime
     with observe.stage("process.build"):
-        loader = hf.build(served_config(config.model, config.seed), runtime.packed, "bfloat16")
+        loader = hf.build(served_config(config.model), runtime.packed, "bfloat16")
     gate = ServingGate()
     return Host(
         HfEngine(loader.model, PromptCache(runtime.prompt_cache_mib << 20), threads=runtime.threads),

@@ -1,0 +1,44 @@
+"""What no single key can tell: values that do not go together."""
+
+from dcr.errors import ConfigError
+from dcr_recipes.config import RunConfig
+from dcr_recipes.models.catalogue import TINY
+from dcr_recipes.runtime.arguments import OWNED
+
+
+def check_together(config: RunConfig) -> None:
+    """Refuse combinations that would fail later, or mean something else than they say.
+
+    Raises:
+        ConfigError: names the key to change.
+    """
+    if config.model == TINY and config.recipe.task != "random_tokens":
+        raise ConfigError(
+            f"recipe.task: model=tiny has no tokenizer for {config.recipe.task}; use recipe=grpo_tiny"
+        )
+    if config.faults.kill_runtime_every and config.refit != "dcr":
+        raise ConfigError("faults.kill_runtime_every: kills while a delta is applied, so it needs refit=dcr")
+    if config.recipe.prompts % config.trainer.ranks:
+        ranks, prompts = config.trainer.ranks, config.recipe.prompts
+        raise ConfigError(f"recipe.prompts: must be a multiple of trainer.ranks = {ranks}, got {prompts}")
+    _check_runtime(config)
+
+
+def _check_runtime(config: RunConfig) -> None:
+    runtime, recipe = config.runtime, config.recipe
+    if runtime.name != "vllm":
+        if runtime.tensor_parallel != 1 or runtime.arguments:
+            key = "arguments" if runtime.arguments else "tensor_parallel"
+            raise ConfigError(
+                f"runtime.{key}: runtime={runtime.name} keeps a model in one process; use runtime=vllm"
+            )
+        return
+    for name in runtime.arguments:
+        if remedy := OWNED.get(name):
+            raise ConfigError(f"runtime.arguments: {name} is the run's to decide; {remedy}")
+    longest = recipe.prompt_tokens + recipe.response_tokens
+    if recipe.task == "random_tokens" and longest > runtime.context_tokens:
+        raise ConfigError(
+            f"runtime.context_tokens: must be at least recipe.prompt_tokens + recipe.response_tokens = "
+            f"{longest}, got {runtime.context_tokens}"
+        )

@@ -1,0 +1,77 @@
+"""A runtime with an environment of its own: its Python, its variables, its engine's arguments."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dcr.errors import ConfigError
+from dcr_recipes.compose import compose, load, save
+from dcr_recipes.config import RunConfig
+from dcr_recipes.launch.driver import run, specs
+from dcr_recipes.launch.lanes import check_lane, interpreter
+from dcr_recipes.layout import RunFolder
+from dcr_recipes.runtime.arguments import OWNED, engine_arguments, environment
+
+
+def _vllm(*words: str) -> RunConfig:
+    return compose(["model=tiny", "runtime=vllm", *words])
+
+
+def test_serving_processes_run_in_the_lane_and_the_others_here(tmp_path: Path) -> None:
+    lane = tmp_path / "python"
+    config = _vllm(f"runtime.interpreter={lane}")
+    made = {spec.name: spec for spec in specs(RunFolder(tmp_path), config)}
+    assert {name for name, spec in made.items() if spec.argv[0] == str(lane)} == {
+        "oracle", "runtime-0", "runtime-1",
+    }  # fmt: skip
+    assert {made[name].argv[0] for name in ("coordinator", "owner-0", "owner-1")} == {sys.executable}
+    assert made["runtime-0"].env.items() >= environment(config.runtime).items()
+    assert not made["owner-0"].env.keys() & environment(config.runtime).keys()
+    here = specs(RunFolder(tmp_path), compose(["model=tiny"]))
+    assert {spec.argv[0] for spec in here} == {sys.executable}
+
+
+def test_the_lanes_python_lies_beside_this_environment_unless_one_is_named() -> None:
+    assert interpreter(_vllm().runtime) == Path(sys.prefix).parent / ".venv-vllm/bin/python"
+    assert (
+        interpreter(_vllm("runtime.interpreter=env/bin/python").runtime) == Path("env/bin/python").absolute()
+    )
+    assert interpreter(compose([]).runtime) == Path(sys.executable)
+
+
+def test_a_missing_lane_is_noticed_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    with pytest.raises(ConfigError, match=r"install it with: make setup-vllm"):
+        run(["model=tiny", "runtime=vllm", f"run_dir={tmp_path / 'run'}"], Console())
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "python").touch()
+    with pytest.raises(ConfigError, match=r"runtime\.interpreter: .*python is no program"):
+        check_lane(_vllm(f"runtime.interpreter={tmp_path / 'python'}").runtime)
+    check_lane(_vllm(f"runtime.interpreter={sys.executable}").runtime)
+    check_lane(compose([]).runtime)
+
+
+def test_further_arguments_reach_the_engine_and_the_runs_own_cannot_be_changed(tmp_path: Path) -> None:
+    config = _vllm("runtime.arguments={moe_backend:triton,enforce_eager:false}", "runtime.kv_cache_mib=3")
+    save(config, tmp_path / "config.yaml")
+    runtime = load(tmp_path / "config.yaml").runtime
+    made = engine_arguments("m", runtime, config.recipe)
+    assert (made["moe_backend"], made["enforce_eager"], made["kv_cache_memory_bytes"]) == (
+        "triton",
+        False,
+        3 << 20,
+    )
+    assert made["max_num_seqs"] == config.recipe.group_size
+    assert made["enable_prefix_caching"]
+    assert "TORCHDYNAMO_DISABLE" not in environment(runtime)
+    assert environment(_vllm().runtime)["TORCHDYNAMO_DISABLE"] == "1"
+    for name in OWNED:
+        with pytest.raises(ConfigError, match=rf"runtime\.arguments: {name} is the run's to decide"):
+            _vllm(f"runtime.arguments={{{name}:1}}")
+    assert not engine_arguments("m", _vllm("runtime.prompt_cache_mib=0").runtime, config.recipe)[
+        "enable_prefix_caching"
+    ]
