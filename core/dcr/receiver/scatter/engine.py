@@ -1,0 +1,42 @@
+"""The engines by name; all give equal results (DESIGN B2)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dcr.receiver.scatter import numba_engine, numpy_engine, torch_engine
+from dcr.receiver.scatter.batch import Entries, Positions, Readback
+from dcr.receiver.scatter.plan import Plan
+
+EngineName: TypeAlias = Literal["auto", "numba", "numpy", "torch"]
+_COMPILE_FROM = 1 << 14
+_GROUP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """``scatter`` writes a batch and counts the writes of each of its entries; ``read`` reads positions.
+
+    ``group``: how many items are best given at a time. A device wants a whole payload (one transfer);
+    on the host few are enough, and between groups an attempt can be stopped.
+    """
+
+    name: str
+    scatter: Callable[[Plan, Sequence[Entries]], list[int]]
+    read: Callable[[Plan, Sequence[tuple[int, Positions]]], list[Readback]]
+    group: int
+
+
+NUMBA = Engine("numba", numba_engine.scatter, numba_engine.read, _GROUP)
+NUMPY = Engine("numpy", numpy_engine.scatter, numpy_engine.read, _GROUP)
+TORCH = Engine("torch", torch_engine.scatter, torch_engine.read, 1 << 30)
+_BY_NAME = {engine.name: engine for engine in (NUMBA, NUMPY, TORCH)}
+
+
+def engine_for(name: EngineName, plan: Plan, num_entries: int) -> Engine:
+    """``auto``: torch for devices; on the host compiled loops, but numpy where compiling cannot pay."""
+    if name != "auto":
+        return _BY_NAME[name]
+    if not plan.on_host:
+        return TORCH
+    return NUMBA if num_entries >= _COMPILE_FROM else NUMPY

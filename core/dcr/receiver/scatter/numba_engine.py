@@ -1,0 +1,70 @@
+"""Scatter and read back with compiled loops: one call for all items of a batch, without the interpreter.
+
+For storages in host memory. Several ranks in one process may run it in threads of their own.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import groupby
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr.receiver.scatter.batch import Action, Entries, Positions, Readback, of_width
+from dcr.receiver.scatter.plan import Plan
+
+ITEM = np.dtype([(name, "<i8") for name in ("row", "action", "num", "positions", "values", "held", "done")])
+"""Row of the plan, Action, entries, and the addresses of their arrays; ``done`` is the answer."""
+
+
+def scatter(plan: Plan, batch: Sequence[Entries]) -> list[int]:
+    """Write ``batch``; how many elements of each were written, replicas included."""
+    done: list[int] = []
+    for width, group in groupby(batch, key=lambda entries: entries.values.itemsize):
+        # the kernel sees addresses only: these arrays must stay alive until it returns
+        kept = [(entries, _plain(entries.positions), _plain(entries.values)) for entries in group]
+        items = np.array([_record(e.row, e.action, at, values) for e, at, values in kept], dtype=ITEM)
+        _compiled().scatter(items, _arrays(plan), np.empty(0, of_width(width)))
+        done += items["done"].tolist()
+    return done
+
+
+def read(plan: Plan, batch: Sequence[tuple[int, Positions]]) -> list[Readback]:
+    """What storage holds for (row, positions int64 [E])."""
+    found: list[Readback] = []
+    for width, group in groupby(batch, key=lambda entry: int(plan.widths[entry[0]])):
+        found += _read(plan, of_width(width), list(group))
+    return found
+
+
+def _read(plan: Plan, bits: np.dtype[Any], batch: list[tuple[int, Positions]]) -> list[Readback]:
+    kept = [(row, _plain(at), np.zeros(at.shape, bits), np.zeros(at.shape, bool)) for row, at in batch]
+    items = np.array(
+        [_record(row, Action.READ, at, values, held) for row, at, values, held in kept], dtype=ITEM
+    )
+    _compiled().read(items, _arrays(plan), np.empty(0, bits), np.empty(0, bool))
+    return [
+        Readback(values, held, done)
+        for (_, _, values, held), done in zip(kept, items["done"].tolist(), strict=True)
+    ]
+
+
+def _record(
+    row: int, action: Action, positions: Positions, values: NDArray[Any], held: NDArray[Any] | None = None
+) -> tuple[int, ...]:
+    flags = 0 if held is None else held.ctypes.data
+    return row, int(action), positions.size, positions.ctypes.data, values.ctypes.data, flags, 0
+
+
+def _arrays(plan: Plan) -> tuple[NDArray[Any], ...]:
+    return plan.first_box, plan.boxes, plan.dims, plan.table
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    return np.require(array, requirements=["C", "A"])
+
+
+def _compiled() -> ModuleType:
+    return import_module("dcr.receiver.scatter.compiled")
