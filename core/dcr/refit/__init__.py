@@ -5,7 +5,7 @@ coordinator process drives both. All three meet in a ``Site``.
 """
 
 from dcr.refit.coordinator import compose_coordinator
-from dcr.refit.receiver import await_record, compose_receiver
+from dcr.refit.receiver import await_record, compose_instance, compose_receiver
 from dcr.refit.site import COORDINATOR, Site, owner_name
 from dcr.refit.trainer import Refit, SyncReport
 
@@ -16,6 +16,7 @@ __all__ = [
     "SyncReport",
     "await_record",
     "compose_coordinator",
+    "compose_instance",
     "compose_receiver",
     "owner_name",
 ]

@@ -1,12 +1,16 @@
 """The runtime's side: an agent over the runtime's own loader and gate."""
 
 import time
+from collections.abc import Callable, Sequence
 
 from dcr.config import CHECKS, CommitConfig, RefitConfig
 from dcr.errors import ConfigError, Unreachable
-from dcr.model import CommitRecord, new_nonce
+from dcr.model import Catalogue, CommitRecord, new_nonce
 from dcr.receiver.agent import ReceiverAgent
+from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.ports import NativeLoader, RequestGate
+from dcr.receiver.rank import RankPort
+from dcr.receiver.writer import Writer
 from dcr.refit.site import Site, find_record
 
 
@@ -41,16 +45,52 @@ def compose_receiver(
         ConfigError: ``config.check`` is none of ``dcr.config.CHECKS``.
         UnsupportedPath: the loader cannot take this catalogue's tensors exactly.
     """
-    from dcr.receiver.local import (
-        local_writer,
-    )  # needs torch, which trainers' tools and coordinators may lack
 
+    def writer(catalogue: Catalogue) -> Writer:
+        from dcr.receiver.local import local_writer  # needs torch, which coordinators may lack
+
+        return local_writer(loader, catalogue)
+
+    return _compose(name, site, record, writer=writer, gate=gate, config=config)
+
+
+def compose_instance(
+    name: str,
+    site: Site,
+    record: CommitRecord,
+    *,
+    ranks: Callable[[Catalogue], Sequence[RankPort]],
+    gate: RequestGate,
+    config: RefitConfig,
+) -> ReceiverAgent:
+    """As ``compose_receiver``, for an instance whose ``ranks`` live elsewhere, given in rank order.
+
+    Raises:
+        ConfigError: ``config.check`` is none of ``dcr.config.CHECKS``.
+        UnsupportedPath: a rank cannot take this catalogue's tensors exactly, or no rank holds some of them.
+    """
+
+    def writer(catalogue: Catalogue) -> Writer:
+        return InstanceWriter(ranks(catalogue), catalogue)
+
+    return _compose(name, site, record, writer=writer, gate=gate, config=config)
+
+
+def _compose(
+    name: str,
+    site: Site,
+    record: CommitRecord,
+    *,
+    writer: Callable[[Catalogue], Writer],
+    gate: RequestGate,
+    config: RefitConfig,
+) -> ReceiverAgent:
     if config.check not in CHECKS:
         raise ConfigError(f"check: {config.check!r} is not a choice; accepted: {', '.join(CHECKS)}")
     catalogue = site.catalogue(record)
     return ReceiverAgent(
         name,
-        local_writer(loader, catalogue),
+        writer(catalogue),
         gate,
         transport=site.transport,
         archive=site.archive,
