@@ -11,10 +11,12 @@ from dcr.errors import AttemptFailed, IntegrityError, UnsupportedPath
 from dcr.model import AuditTable, Bits, Catalogue, Classification, Encoding, PathClass, TensorSpec
 from dcr.receiver.checks import casts_hold, check_items
 from dcr.receiver.copy_hook import ApplyHook
+from dcr.receiver.join import join
 from dcr.receiver.lanes import dense_from_bits
 from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
-from dcr.receiver.prewarm import Prewarm
+from dcr.receiver.prewarm import learn
+from dcr.receiver.rank import Method
 from dcr.receiver.resident import Residents
 from dcr.receiver.scratch import Scratch
 from dcr.receiver.writer import ApplyStats, Cancelled, never
@@ -48,8 +50,11 @@ class Applier:
         """
         if self._table is not None:
             return dict(self._table.classes)
-        table = Prewarm(self._loader, self._catalogue, self._scratch).run()
+        table = learn(self._loader, self._catalogue, keep_copies=True)
         table.require_supported()
+        join([table.rank_placement], self._specs).require_supported()
+        if whole := [name for name, path in table.paths.items() if path.method is Method.WHOLE]:
+            raise UnsupportedPath(f"{whole[0]}: {table.paths[whole[0]].reason}; use dense refits")
         self._table = table
         self._residents = Residents(self._loader.resident())
         return dict(table.classes)

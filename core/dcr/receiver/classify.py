@@ -1,117 +1,201 @@
-"""From traces of the loader to path classes and refusals (paper Table A.2, DESIGN R6, R11)."""
+"""From traces of the loader to methods, path classes and refusals (paper Table A.2, DESIGN R6, R11, B2)."""
 
-from bisect import bisect_left
-from itertools import accumulate
+from dataclasses import dataclass
 
-import torch
-
-from dcr.model import Catalogue, Classification, PathClass, TensorSpec
-from dcr.receiver.geometry import Copy, Fill
-from dcr.receiver.landing import Landing, boxes_of, cover_of
-from dcr.receiver.learn_hook import Trace
-from dcr.receiver.overlap import Overlaps, Write, find_overlaps
+from dcr.errors import ConfigError
+from dcr.indexmap import Box
+from dcr.model import Catalogue, PathClass, TensorSpec
+from dcr.receiver.derive import Links, find_links
+from dcr.receiver.geometry import Copy, copy_of
+from dcr.receiver.landing import Constant, Landing, cover_of, cover_of_source, landings_of, targets_of
+from dcr.receiver.lanes import torch_dtype
+from dcr.receiver.overlap import Overlaps, Region, find_overlaps
 from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
-from dcr.receiver.rank import Method, RankPath
+from dcr.receiver.rank import Cover, Method, RankPath
 from dcr.receiver.storages import Storages
+from dcr.receiver.trace import Kind, Trace, Traces, Write
+from dcr.receiver.unreached import unreached
+
+
+@dataclass(slots=True)
+class _Found:
+    """What one tensor's trace amounts to; ``unmapped`` says why its copies are no landings."""
+
+    landings: tuple[Landing, ...] = ()
+    regions: tuple[Region, ...] = ()
+    unmapped: str = ""
 
 
 def classify(
-    loader: NativeLoader, catalogue: Catalogue, traces: dict[str, Trace], *, streamable: bool
+    loader: NativeLoader,
+    catalogue: Catalogue,
+    storages: Storages,
+    *,
+    traces: Traces,
+    streamable: bool,
+    keep_copies: bool,
 ) -> PlacementTable:
-    """Decide what each canonical tensor accepts; ``traces`` has every name, aliases included.
+    """Decide how changes of each canonical tensor reach storage; ``traces`` has every name and "".
 
-    XOR only if every copy keeps the representation, repeats no element and shares no byte with
-    another write. Tied names are classified, and sent, each on their own.
+    ``keep_copies``: also say what the dispatch hook expects of tensors that do not need it.
     """
-    overlaps = find_overlaps(_writes(catalogue, traces))
     specs = catalogue.by_name()
-    refusals: dict[str, str] = {}
-    classes: Classification = {}
-    for name, trace in traces.items():
-        reason = _refusal(specs[name], trace, skips=loader.skips(name)) or overlaps.conflicts.get(name, "")
-        if reason:
-            refusals[name] = reason
-            classes[name] = PathClass.REFUSED
-        else:
-            classes[name] = _path_class(name, trace, overlaps)
-    refusals.update(_unreached(loader.resident(), traces))
-    copies = {name: tuple(trace.copies) for name, trace in traces.items()}
-    storages = Storages(loader.resident())
-    landings = {name: _landings(made, storages) for name, made in copies.items()}
-    paths = {
-        name: RankPath(
-            classes[name],
-            Method.LEARNED if copies[name] else Method.NONE,
-            refusal=refusals.get(name, ""),
-            skipped=loader.skips(name),
-            cover=cover_of(landings[name]),
-        )
-        for name in traces
-    }
-    return PlacementTable(catalogue, storages, paths, landings, copies, {}, (), streamable, refusals)
-
-
-def _landings(copies: tuple[Copy, ...], storages: Storages) -> tuple[Landing, ...]:
-    found: list[Landing] = []
-    for copy in copies:
-        number = storages.find(copy.target)
-        assert number is not None
-        offset = (copy.address - storages[number].address) // copy.dtype.itemsize
-        source = (copy.source_offset, copy.source_strides)
-        boxes = boxes_of(copy.shape, source, (offset, copy.strides))
-        found += [Landing(number, box, copy.dtype, copy.preserving, copy.scalar) for box in boxes]
-    return tuple(found)
-
-
-def _writes(catalogue: Catalogue, traces: dict[str, Trace]) -> list[Write]:
     roots = {n: i for i, spec in enumerate(catalogue.tensors) for n in (spec.name, *spec.aliases)}
-    writes: list[Write] = []
-    for name, trace in traces.items():
-        writes += [Write(name, roots[name], copy) for copy in trace.copies]
-        writes += [Write(name, roots[name], fill) for fill in trace.fills]
-    return writes
+    links = find_links(traces)
+    storages.guard(links.guards)
+    found = {name: _find(name, roots.get(name, -1), trace, specs) for name, trace in traces.items()}
+    regions = [region for entry in found.values() for region in entry.regions]
+    overlaps = find_overlaps(regions, {name: links.root(name) for name in links.reasons})
+    judge = _Judge(loader, traces, links, overlaps, storages)
+    paths = {name: judge.path(specs[name], name, found[name]) for name in specs}
+    links.reasons.update((name, path.reason) for name, path in paths.items() if path.method is Method.WHOLE)
+    learned = {name for name, path in paths.items() if path.method is Method.LEARNED}
+    hooked = {n for n, path in paths.items() if path.method is Method.HOOK or (keep_copies and n in learned)}
+    refusals = {name: path.refusal for name, path in paths.items() if path.refusal}
+    return PlacementTable(
+        catalogue,
+        storages,
+        paths,
+        {name: found[name].landings for name in paths if name in learned},
+        {name: _copies(traces[name], storages) if name in hooked else () for name in paths},
+        links.together(),
+        _constants(traces),
+        streamable,
+        {**refusals, **unreached(loader.resident(), regions, storages), **_outside(traces[""])},
+    )
 
 
-def _refusal(spec: TensorSpec, trace: Trace, *, skips: bool) -> str:
-    if skips:
-        return "skips() says it is placed nowhere, but the loader copies it" if trace.copies else ""
-    if trace.refusal:
-        return trace.refusal
-    if spec.num_elements == 0:
+def _find(name: str, root: int, trace: Trace, specs: dict[str, TensorSpec]) -> _Found:
+    found = _Found()
+    regions: list[Region] = []
+    landings: list[Landing] = []
+    for order, write in enumerate(trace.writes):
+        placed: tuple[Landing, ...] = ()
+        if write.source is not None:
+            try:
+                placed = landings_of(write, torch_dtype(specs[name].dtype))
+                landings += placed
+            except ConfigError as err:
+                found.unmapped = found.unmapped or str(err)
+        try:
+            regions.append(Region(name, root, order, write, _boxes(placed) or targets_of(write)))
+        except ConfigError as err:
+            trace.refuse(f"a destination of it names one element twice: {err}")
+    found.landings, found.regions = tuple(dict.fromkeys(landings)), tuple(regions)
+    return found
+
+
+def _boxes(landings: tuple[Landing, ...]) -> tuple[Box, ...]:
+    return tuple(landing.box for landing in landings)
+
+
+class _Judge:
+    """Decides one tensor after another; equal answers are one object, layers being alike."""
+
+    def __init__(
+        self, loader: NativeLoader, traces: Traces, links: Links, overlaps: Overlaps, storages: Storages
+    ) -> None:
+        self._loader = loader
+        self._traces = traces
+        self._links = links
+        self._overlaps = overlaps
+        self._storages = storages
+        self._known: dict[RankPath, RankPath] = {}
+        self._covers: dict[Cover, Cover] = {}
+
+    def path(self, spec: TensorSpec, name: str, found: _Found) -> RankPath:
+        """How ``name`` reaches this rank, or why it does not."""
+        path = self._path(spec, name, found)
+        return self._known.setdefault(path, path)
+
+    def _path(self, spec: TensorSpec, name: str, found: _Found) -> RankPath:
+        skipped = self._loader.skips(name)
+        reaches = name in self._links.reasons or any(
+            region.write.kind is not Kind.CONSTANT for region in found.regions
+        )
+        if refusal := self._refusal(name, found, skipped=skipped, reaches=reaches):
+            return RankPath(PathClass.REFUSED, Method.NONE, refusal=refusal)
+        if not reaches:
+            return RankPath(PathClass.SKIP, Method.NONE, skipped=skipped)
+        if reason := self._whole(name, found):
+            return RankPath(PathClass.XOR, Method.WHOLE, reason, cover=_everything(spec))
+        if found.unmapped:
+            return RankPath(PathClass.OVERWRITE, Method.HOOK, found.unmapped, cover=_sources(found))
+        cover = cover_of(found.landings)
+        exact = self._exact(name, found)
+        return RankPath(PathClass.XOR if exact else PathClass.OVERWRITE, Method.LEARNED, cover=cover)
+
+    def _refusal(self, name: str, found: _Found, *, skipped: bool, reaches: bool) -> str:
+        trace = self._traces[name]
+        if skipped:
+            return "skips() says it is placed nowhere, but the loader copies it" if reaches else ""
+        if trace.error or trace.refusal:
+            return trace.error or trace.refusal
+        if other := self._overlaps.conflicts.get(name):
+            resident = self._storages[found.regions[0].write.storage].name
+            by = other or "the loader itself"
+            return f"its bytes in {resident!r} are also written by {by} with other contents"
         return ""
-    if not trace.copies:
-        return "the loader copies nothing of it and skips() does not say that this is on purpose"
-    for copy in trace.copies:
-        if (
-            copy.source_dtype != trace.copies[0].source_dtype
-            or str(copy.source_dtype) != f"torch.{spec.dtype}"
-        ):
-            return f"the loader reads it as {copy.source_dtype}, not as {spec.dtype}"
-    covered = torch.zeros(spec.num_elements, dtype=torch.bool)
-    for copy in trace.copies:
-        copy.source(covered)[copy.once] = True
-    missing = int((~covered).sum())
-    return f"{missing} of its {spec.num_elements} elements reach no destination" if missing else ""
+
+    def _whole(self, name: str, found: _Found) -> str:
+        """Why only the plain loader can place it; empty if something cheaper can."""
+        if reason := self._links.reasons.get(name) or self._traces[name].undecided:
+            return reason
+        if name in self._overlaps.clashes:
+            return "its own writes overlap with different contents, so their order counts"
+        trace = self._traces[name]
+        if found.unmapped and (trace.reads_values or not _hookable(trace)):
+            return found.unmapped
+        return ""
+
+    def _exact(self, name: str, found: _Found) -> bool:
+        """Whether each stored bit is written once and unchanged, so that masks and differences work."""
+        repeated = any(_repeats(write) for write in self._traces[name].writes if write.source)
+        plain = all(landing.preserving for landing in found.landings)
+        return plain and not repeated and name not in self._overlaps.shared
 
 
-def _path_class(name: str, trace: Trace, overlaps: Overlaps) -> PathClass:
-    if not trace.copies:  # a skipped name; the loader may even have refused to take it
-        return PathClass.SKIP
-    plain = all(copy.preserving and not copy.broadcast for copy in trace.copies)
-    return PathClass.XOR if plain and name not in overlaps.shared else PathClass.OVERWRITE
+def _repeats(write: Write) -> bool:
+    source = write.source
+    assert source is not None
+    return any(n > 1 and s == 0 for n, s in zip(write.shape, source.strides, strict=True))
 
 
-def _unreached(resident: dict[str, torch.Tensor], traces: dict[str, Trace]) -> dict[str, str]:
-    """Parameters into whose storage bytes no canonical tensor is copied."""
-    reached = sorted(copy.extent for trace in traces.values() for copy in trace.copies)
-    starts = [start for start, _ in reached]
-    ends = list(accumulate((end for _, end in reached), max))
-    missing = {}
-    for name, tensor in resident.items():
-        if isinstance(tensor, torch.nn.Parameter) and tensor.numel():
-            start, stop = Fill(name, tensor.detach()).extent
-            before = bisect_left(starts, stop)
-            if before == 0 or ends[before - 1] <= start:
-                missing[name] = "no canonical tensor reaches this parameter"
-    return missing
+def _hookable(trace: Trace) -> bool:
+    """Whether the dispatch hook sees each of its copies as one out of the scratch, and nothing else."""
+    return all(
+        write.source is not None and write.source.direct and write.source.through is None
+        for write in trace.writes
+    )
+
+
+def _sources(found: _Found) -> Cover:
+    boxes = [box for region in found.regions for box in cover_of_source(region.write)]
+    return tuple(dict.fromkeys(boxes))
+
+
+def _everything(spec: TensorSpec) -> Cover:
+    return ((0, ((spec.num_elements, 1),)),)
+
+
+def _copies(trace: Trace, storages: Storages) -> tuple[Copy, ...]:
+    writes = [write for write in trace.writes if write.kind is not Kind.CONSTANT]
+    if any(write.source is None or not write.source.direct for write in writes):
+        return ()
+    return tuple(copy_of(write, storages) for write in writes)
+
+
+def _constants(traces: Traces) -> tuple[Constant, ...]:
+    found = []
+    for name, trace in traces.items():
+        writes = [write for write in trace.writes if write.kind is Kind.CONSTANT]
+        for write, expected in zip(writes, trace.expected, strict=True):
+            place = (write.storage, write.shape, write.strides, write.offset)
+            found.append(Constant(name, *place, expected))
+    return tuple(dict.fromkeys(found))
+
+
+def _outside(trace: Trace) -> dict[str, str]:
+    """What the loader does beyond any tensor and no method repeats."""
+    return {"load()": trace.refusal} if trace.refusal else {}

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dcr.receiver.storages import Storages
+from dcr.receiver.trace import Kind, Write
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -90,3 +93,23 @@ def describe_copy(resident: str, target: torch.Tensor, source: torch.Tensor, *, 
 
 def _meaningful(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(s if n > 1 else 0 for n, s in zip(shape, strides, strict=True))
+
+
+def copy_of(write: Write, storages: Storages) -> Copy:
+    """What the dispatch hook will see when the loader repeats ``write``, a direct COPY or SCALAR."""
+    source = write.source
+    assert source is not None
+    shape = write.shape
+    flat = storages.flat(write.storage, write.dtype)
+    return Copy(
+        address=storages[write.storage].address + write.offset * write.dtype.itemsize,
+        shape=shape,
+        strides=_meaningful(shape, write.strides),
+        dtype=write.dtype,
+        source_offset=source.offset,
+        source_strides=_meaningful(shape, source.strides),
+        source_dtype=source.dtype,
+        scalar=write.kind is Kind.SCALAR,
+        resident=storages[write.storage].name,
+        target=flat.as_strided(shape, write.strides, write.offset),
+    )

@@ -9,11 +9,14 @@ replica) has several landings.
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 
 from dcr.errors import ConfigError
-from dcr.indexmap import Box
+from dcr.indexmap import Box, boxes_from_pairs
+from dcr.indexmap.map import row_major
 from dcr.receiver.rank import Cover
+from dcr.receiver.trace import Kind, Source, Write
 
 MAX_BROADCAST = 256
 """Boxes that one broadcast copy may be split into; a wider one goes through the hook."""
@@ -89,6 +92,52 @@ def _box(dims: list[tuple[int, int, int]], src_offset: int, dst_offset: int) -> 
             merged.append((size, src, dst))
     shape, src_strides, dst_strides = (tuple(dim[i] for dim in merged) for i in range(3))
     return Box(shape, src_offset, src_strides, dst_offset, dst_strides)
+
+
+def landings_of(write: Write, dtype: torch.dtype) -> tuple[Landing, ...]:
+    """The landings of a COPY or SCALAR of a tensor whose catalogue type is ``dtype``.
+
+    Raises:
+        ConfigError: says why the copy is no set of boxes that carry stored bits or one plain cast.
+    """
+    source = write.source
+    assert source is not None
+    preserving = _preserving(write, source, dtype)
+    boxes = boxes_of(write.shape, (source.offset, source.strides), (write.offset, write.strides))
+    scalar = write.kind is Kind.SCALAR
+    return tuple(Landing(write.storage, box, write.dtype, preserving, scalar) for box in boxes)
+
+
+def _preserving(write: Write, source: Source, dtype: torch.dtype) -> bool:
+    if source.dtype.itemsize != (source.through or dtype).itemsize:
+        raise ConfigError(f"the loader reads it as {source.dtype}, not as {dtype}")
+    if write.kind is Kind.COPY and source.through is None and source.dtype == write.dtype:
+        return True
+    if source.through is not None and write.dtype != source.through:
+        raise ConfigError(f"it is cast twice, to {source.through} and to {write.dtype}")
+    if source.dtype != (source.through or dtype):
+        raise ConfigError(f"its bits are read as {source.dtype} and cast")
+    return False
+
+
+def targets_of(write: Write) -> tuple[Box, ...]:
+    """Boxes of what ``write`` stores, whatever it stores; their source side counts its elements.
+
+    Raises:
+        ConfigError: the destination names one element twice.
+    """
+    return boxes_of(write.shape, (0, row_major(write.shape)), (write.offset, write.strides))
+
+
+def cover_of_source(write: Write) -> Cover:
+    """The canonical elements that a COPY reads, where its boxes do not say: runs of single elements."""
+    source = write.source
+    assert source is not None
+    index = np.zeros((1,), dtype=np.int64) + source.offset
+    for n, s in zip(write.shape, source.strides, strict=True):
+        index = np.unique((index[:, None] + np.arange(n if s else 1, dtype=np.int64) * s).reshape(-1))
+    boxes = boxes_from_pairs(index, index)
+    return tuple((box.src_offset, tuple(zip(box.shape, box.src_strides, strict=True))) for box in boxes)
 
 
 def cover_of(landings: tuple[Landing, ...]) -> Cover:

@@ -1,105 +1,322 @@
-"""The hook in learning mode: nothing is written, everything is noted (DESIGN R11, B2's mechanism)."""
+"""The dispatch hook in learning mode: nothing resident is written, everything is noted (DESIGN R11, B2).
 
-from dataclasses import dataclass, field
+Canonical tensors are *scratch*: without contents on the meta device, or with fixed contents on the host.
+A copy whose source is a view of one is a placement. Clones and casts of it are *twins*: their storage
+has the scratch's geometry, so copies of their views are placements too. What else is made of scratch or
+of resident memory is followed by storage; a write from it is computed.
+"""
+
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from dcr.receiver.copy_hook import SCALAR_READ, LoaderHook, tensors_in
-from dcr.receiver.geometry import Copy, Fill, describe_copy
-from dcr.receiver.resident import Residents
-from dcr.receiver.scratch import Scratch
+from dcr.receiver import schema
+from dcr.receiver.schema import COPY, Effect, effect_of, tensors_in
+from dcr.receiver.storages import Storages
+from dcr.receiver.trace import (
+    NOBODY,
+    NOTHING,
+    Extent,
+    Kind,
+    Made,
+    Number,
+    Source,
+    Trace,
+    Traces,
+    Write,
+    digest_of,
+    extent_of,
+)
 
-_NEW_CONSTANT = torch.ops.aten.lift_fresh.default
 
+class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ships it untyped
+    """Suppresses every write to resident storage and notes it under the tensor that it belongs to.
 
-@dataclass(slots=True)
-class Trace:
-    """What the loader did with one canonical tensor; ``refusal`` is empty if all of it is allowed."""
-
-    copies: list[Copy] = field(default_factory=list)
-    fills: list[Fill] = field(default_factory=list)
-    refusal: str = ""
-
-
-class LearnHook(LoaderHook):  # type: ignore[no-untyped-call]
-    """Suppresses every write to resident storage and records it under the current item.
-
-    The caller puts an unusual number into a one-element scratch, so that ``fill_`` of ``item()``
-    is told from a constant. Storages made while an item is loaded are followed: the loader may use
-    them, but may neither write other memory nor decide by values.
+    ``traces`` may be read afterwards. ``streamed``: each placement happened while its own tensor was
+    the current one. ``idle``: the caller is at work and nothing is noted. ``twins`` false makes clones and
+    casts computed, as they are for the apply hook.
     """
 
-    def __init__(self, residents: Residents, scratch: Scratch) -> None:
-        super().__init__(residents, scratch)
-        self.traces: dict[str, Trace] = {}
-        self._fresh: dict[int, tuple[torch.Tensor, bool]] = {}
-        self._read_from = torch.empty(0)
+    def __init__(self, storages: Storages, *, twins: bool = True) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.traces: Traces = {"": Trace()}
+        self.streamed = True
+        self._storages = storages
+        self._resident = storages.identities
+        self._twins = twins
+        self.idle = False
+        self._name = ""
+        self._mirrors: dict[int, tuple[str, torch.dtype | None, bool]] = {}
+        self._made: dict[int, Made] = {}
+        self._number: Number | None = None
+        self._alive: list[
+            StorageWeakRef
+        ] = []  # an identity is not used again while one of these points to it
 
-    def begin(self, name: str) -> None:
-        """What follows belongs to ``name``."""
-        self.item = name
+    @classmethod
+    @override
+    def _should_skip_dynamo(cls) -> bool:
+        """Loaders are not compiled: spare each operation torch's wrapper, and the process its import."""
+        return False
+
+    def begin(self, name: str, scratch: torch.Tensor) -> None:
+        """``scratch``, contiguous from the start of its storage, is now given to the loader as ``name``."""
+        self._name = name
         self.traces[name] = Trace()
-        self.number_read = None
-        self._fresh.clear()
+        self._number = None
+        self._mirror(scratch, name, None, direct=True)
 
     def end(self) -> None:
-        """Close the current item; later writes without ``begin`` are refused."""
-        trace = self.traces[self.item]
-        if self.number_read is not None and not any(copy.scalar for copy in trace.copies):
-            trace.refusal = trace.refusal or "the loader reads values (item()) and may decide by them"
-        self._fresh.clear()
+        """What follows belongs to no tensor."""
+        self._name = ""
 
     @override
-    def on_copy(self, resident: str, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Note where the copy would have gone."""
-        self.traces[self.item].copies.append(describe_copy(resident, target, source))
-
-    @override
-    def on_fill(self, resident: str, target: torch.Tensor, number: Any) -> None:
-        """Note a constant, or the copy of a single element through a number."""
-        trace = self.traces[self.item]
-        if self.number_read is not None and number == self.number_read and target.numel() == 1:
-            element = self._read_from.reshape(()).expand(target.shape)
-            trace.copies.append(describe_copy(resident, target, element, scalar=True))
-        else:
-            trace.fills.append(Fill(resident, target.detach()))
-
-    @override
-    def run(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation on temporaries, following which of them depend on the scratch."""
-        for tensor in written:
-            if tensor.untyped_storage().data_ptr() not in self._fresh:
-                self._refuse(func, "writes to storage that resident() does not list")
-        inputs = list(tensors_in((args, tuple(kwargs.values()))))
-        tainted = any(self.scratch.owns(tensor) or self._is_tainted(tensor) for tensor in inputs)
-        result = super().run(func, args, kwargs, written)
-        outputs = list(tensors_in((result,)))
-        if func is SCALAR_READ and self.scratch.owns(args[0]):
-            self._read_from = args[0].detach()
-        elif tainted and not outputs:
-            self._refuse(func, "decides by the values that it is given")
-        self._follow(func, inputs, outputs, tainted)
+        """Entry point of torch; see the class."""
+        if self.idle:
+            return func(*args, **(kwargs or {}))
+        if func is COPY:
+            return self._copy(args[0], args[1])
+        kwargs = kwargs or {}
+        effect = effect_of(func)
+        if effect is Effect.VIEW:
+            if func is schema.NEW_CONSTANT:
+                self._follow(args[0], Made())
+            return func(*args, **kwargs)
+        if effect is Effect.PURE:
+            return self._compute(func, args, kwargs)
+        return self._write(func, args, kwargs)
+
+    # --- what is read
+
+    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = self._made_of((*args, *kwargs.values()))
+        if func is schema.SCALAR_READ:
+            return self._read_number(args[0], made)
+        if func in schema.CASTS and made.names:
+            twin = self._twin(args[0], kwargs)
+            if twin is not None:
+                return twin
+            if args[0].device.type == "meta" and "device" in kwargs:
+                kwargs = {**kwargs, "device": args[0].device}  # contents that are not there cannot move
+        decides = not func._schema.returns or "Tensor" not in str(func._schema.returns[0].type)
+        if decides:
+            self._read_values(made)
+        result = func(*args, **kwargs)
+        for tensor in tensors_in((result,)):
+            self._follow(tensor, made)
         return result
 
-    def _follow(
-        self, func: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor], tainted: bool
+    def _made_of(self, values: tuple[Any, ...]) -> Made:
+        """Canonical names and resident bytes behind ``values``; the latter count as read."""
+        names, reads = NOBODY, NOTHING
+        for tensor in tensors_in(values):
+            identity = tensor.untyped_storage()._cdata
+            mirror = self._mirrors.get(identity)
+            if mirror is not None:
+                names |= {mirror[0]}
+            elif (known := self._made.get(identity)) is not None:
+                names, reads = names | known.names, reads | known.reads
+            elif tensor.numel() and (number := self._storages.find(tensor)) is not None:
+                extent = self._extent(number, tensor)
+                self.traces[self._name].reads.add(extent)
+                reads |= {extent}
+        return Made(names, reads)
+
+    def _read_values(self, made: Made) -> None:
+        for name in made.names:
+            self.traces[name].reads_values = True
+
+    def _read_number(self, tensor: torch.Tensor, made: Made) -> Any:
+        """A number out of the scratch; without contents it is 3 or True, and the tensor is tried again."""
+        self._read_values(made)
+        if tensor.device.type == "meta":
+            number = torch.ones((), dtype=tensor.dtype).mul_(3).item()
+        else:
+            number = tensor.item()
+        mirror = self._mirrors.get(tensor.untyped_storage()._cdata)
+        if mirror is not None and mirror[1] is None:
+            self._number = Number(mirror[0], number, int(tensor.storage_offset()), tensor.dtype)
+        return number
+
+    def _twin(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """A clone or cast of a view of scratch, with the view's geometry in a storage of its own."""
+        mirror = self._mirrors.get(tensor.untyped_storage()._cdata)
+        if not self._twins or mirror is None or tensor.is_neg() or tensor.is_conj():
+            return None
+        if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+            return None  # an expanded view cannot be written
+        dtype = kwargs.get("dtype") or tensor.dtype
+        if mirror[1] is not None and dtype != tensor.dtype:
+            return None  # a cast of a cast
+        device = tensor.device if tensor.device.type == "meta" else kwargs.get("device") or tensor.device
+        size = tensor.untyped_storage().nbytes() // tensor.element_size()
+        whole = torch.empty(size, dtype=dtype, device=device)
+        twin = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        if tensor.device.type != "meta":
+            twin.copy_(tensor)
+        through = mirror[1] if dtype == tensor.dtype else dtype
+        self._mirror(twin, mirror[0], through, direct=False)
+        return twin
+
+    def _mirror(self, tensor: torch.Tensor, name: str, through: torch.dtype | None, *, direct: bool) -> None:
+        storage = tensor.untyped_storage()
+        self._alive.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+        self._mirrors[storage._cdata] = (name, through, direct)
+
+    def _follow(self, tensor: torch.Tensor, made: Made) -> None:
+        """``tensor`` is a result: unless it views known memory, it is a temporary."""
+        storage = tensor.untyped_storage()
+        identity = storage._cdata
+        if identity in self._made:
+            self._made[identity] = self._made[identity].joined(made)
+        elif identity not in self._mirrors and self._storages.find(tensor) is None:
+            self._alive.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+            self._made[identity] = made
+
+    # --- what is written
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        number = self._resident.get(target.untyped_storage()._cdata)
+        mirror = self._mirrors.get(source.untyped_storage()._cdata)
+        if number is None or mirror is None or source.is_neg() or source.is_conj():
+            if target.numel():
+                self._write(COPY, (target, source), {})
+            return target
+        if not target.numel():
+            return target
+        if source.shape != target.shape:
+            source = source.expand(target.shape)
+        name, through, direct = mirror
+        origin = Source(int(source.storage_offset()), source.stride(), source.dtype, through, direct)
+        self._note(name, self._place(Kind.COPY, number, target)._replace(source=origin))
+        return target
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        written = schema.written_by(func, args, kwargs)
+        numbers = [self._destination(tensor) for tensor in written]
+        if all(number is None for number in numbers):
+            return self._write_elsewhere(func, args, kwargs, written)
+        if func is schema.FOREACH_COPY:
+            for target, source in zip(args[0], args[1], strict=True):
+                self._copy(target, source)
+        elif func in schema.FILLS:
+            self._fill(func, args[0], args[1] if len(args) > 1 else 0)
+        else:
+            self._store(func, args, kwargs, written)
+        result = written[0] if written else args[0]
+        return result if func._schema.returns else None
+
+    def _destination(self, tensor: torch.Tensor) -> int | None:
+        identity = tensor.untyped_storage()._cdata
+        if identity in self._mirrors or identity in self._made:
+            return None
+        return self._storages.find(tensor)
+
+    def _fill(self, func: Any, target: torch.Tensor, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            if value.untyped_storage()._cdata in self._mirrors:
+                self._copy(target, value)
+                return
+            if self._made_of((value,)).names or value.device.type == "meta":
+                self._store(func, (target, value), {}, [target])
+                return
+            value = value.item()
+        number = self._destination(target)
+        assert number is not None
+        read = self._number
+        if read is not None and target.numel() == 1 and read.equals(value):
+            origin = Source(read.offset, (0,) * target.dim(), read.dtype, None, direct=True)
+            self._note(read.name, self._place(Kind.SCALAR, number, target)._replace(source=origin))
+        else:
+            expected = torch.full((), value, dtype=target.dtype).expand(target.shape)
+            self._constant(number, target, expected)
+
+    def _store(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]
     ) -> None:
-        known = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        for tensor in outputs:
-            address = tensor.untyped_storage().data_ptr()
-            if address in self._fresh:
-                self._fresh[address] = (tensor, tainted or self._fresh[address][1])
-            elif address and (address not in known or func is _NEW_CONSTANT):
-                self._fresh[address] = (tensor, tainted)
+        """A write of something that is no view of scratch."""
+        trace = self.traces[self._name]
+        if func is COPY and not (made := self._made_of((args[1],))).names and not made.reads:
+            number = self._destination(args[0])
+            assert number is not None
+            self._constant(number, args[0], args[1].expand(args[0].shape).to(args[0].dtype))
+            return
+        outputs = {id(tensor) for tensor in written}
+        inputs = tuple(t for t in tensors_in((*args, *kwargs.values())) if id(t) not in outputs)
+        made = self._made_of(inputs)
+        for tensor in written:
+            number = self._destination(tensor)
+            if number is None:
+                trace.refuse(f"{func} writes resident and other memory at once")
+                continue
+            name = self._storages[number].name
+            if func.overloadpacket is schema.SET_STORAGE:
+                trace.refuse(f"the loader's {func} replaces the storage of resident {name!r}")
+                continue
+            place = self._place(Kind.COMPUTED, number, tensor)
+            if not schema.writes_only(func, args, kwargs) and not self._written_before(place):
+                trace.refuse(
+                    f"{func} into {name!r} depends on what was there: "
+                    "only copies and constant fills may write resident storage"
+                )
+                continue
+            self._note_computed(place, str(func), made)
 
-    def _is_tainted(self, tensor: torch.Tensor) -> bool:
-        entry = self._fresh.get(tensor.untyped_storage().data_ptr())
-        return entry is not None and entry[1]
+    def _note_computed(self, place: Write, what: str, made: Made) -> None:
+        write = place._replace(what=what, names=made.names, reads=made.reads)
+        for name in made.names | {self._name}:
+            self._note(name, write)
 
-    def _refuse(self, func: Any, reason: str) -> None:
-        trace = self.traces[self.item]
-        trace.refusal = trace.refusal or f"the loader's {func} {reason}"
+    def _constant(self, number: int, target: torch.Tensor, expected: torch.Tensor) -> None:
+        expected = expected.cpu().clone() if any(expected.stride()) else expected.cpu()
+        write = self._place(Kind.CONSTANT, number, target)._replace(what=digest_of(expected))
+        self._note(self._name, write)
+        self.traces[self._name].expected.append(expected)
+
+    def _written_before(self, place: Write) -> bool:
+        """Whether the current tensor's load has already stored exactly these elements."""
+        same = (place.storage, place.offset, place.shape, place.strides, place.dtype)
+        return any(write[1:6] == same for write in self.traces[self._name].writes)
+
+    def _write_elsewhere(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]
+    ) -> Any:
+        """A write to scratch, to temporaries, or to memory that nobody has named."""
+        made = self._made_of((*args, *kwargs.values()))
+        known = True
+        for tensor in written:
+            identity = tensor.untyped_storage()._cdata
+            mirror = self._mirrors.pop(identity, None)
+            known = known and (mirror is not None or identity in self._made)
+            if mirror is not None or identity in self._made:
+                self._made[identity] = made.joined(self._made.get(identity, Made()))
+        if known:
+            hollow = func is COPY and args[1].device.type == "meta" != args[0].device.type
+            return args[0] if hollow else func(*args, **kwargs)
+        for name in made.names | {self._name}:
+            self.traces[name].refuse(f"the loader's {func} writes to storage that resident() does not list")
+        if made.names:
+            return written[0] if func._schema.returns else None
+        return func(*args, **kwargs)
+
+    # --- notes
+
+    def _note(self, name: str, write: Write) -> None:
+        self.streamed = self.streamed and name == self._name
+        self.traces[name].writes.append(write)
+
+    def _place(self, kind: Kind, number: int, target: torch.Tensor) -> Write:
+        offset = int(target.storage_offset())
+        if target.untyped_storage()._cdata not in self._resident:  # memory shared by address only
+            offset = (target.data_ptr() - self._storages[number].address) // target.element_size()
+        return Write(kind, number, offset, tuple(target.shape), target.stride(), target.dtype)
+
+    def _extent(self, number: int, tensor: torch.Tensor) -> Extent:
+        place = self._place(Kind.CONSTANT, number, tensor)
+        return extent_of(number, place.offset, place.shape, place.strides, place.dtype.itemsize)

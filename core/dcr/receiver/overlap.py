@@ -1,133 +1,152 @@
 """Which destinations of a loader overlap, and whether their writes always agree (Table A.2, DESIGN R12).
 
-Two writes to one byte agree if they carry the same lane of the same canonical element (tied names
-share theirs) in the same dtype. Then overwrites are exact in any order, while XOR would cancel.
+Two writes of one element agree if they carry the same canonical element (tied names share theirs) in the
+same way. Then overwrites are exact in any order, while XOR would cancel. Extents that do not meet, combs
+whose teeth do not, and equal writes are told apart by their numbers; only what is left is enumerated, in
+chunks, so memory does not follow the model.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcr.receiver.geometry import Copy, Fill
+from dcr.indexmap import Box, IndexMap
+from dcr.indexmap.box import surely_disjoint
+from dcr.indexmap.map import members
+from dcr.receiver.trace import Kind, Write
 
-_CONSTANT = -1
-_MAX_KINDS = 1 << 20
+_CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One write of ``name`` (a canonical name), whose bits are those of canonical tensor ``root``."""
+class Region(NamedTuple):
+    """One write of ``name`` (a canonical name) whose bits are those of canonical tensor ``root``.
+
+    ``boxes`` lie in elements of the write's dtype; their source side means something for copies only.
+    ``order`` counts the writes of a name.
+    """
 
     name: str
     root: int
-    action: Copy | Fill
-
-    @property
-    def extent(self) -> tuple[int, int]:
-        """Byte addresses."""
-        return self.action.extent
+    order: int
+    write: Write
+    boxes: tuple[Box, ...]
 
 
 @dataclass(slots=True)
 class Overlaps:
-    """``shared``: names with a byte that is written more than once; ``conflicts``: name -> reason."""
+    """Findings by name. ``shared``: some element is written twice, with equal contents.
 
-    shared: set[str]
-    conflicts: dict[str, str]
+    ``clashes``: the name's own writes differ, so that their order counts. ``conflicts``: another name
+    writes the element with other contents.
+    """
+
+    shared: set[str] = field(default_factory=set)
+    clashes: set[str] = field(default_factory=set)
+    conflicts: dict[str, str] = field(default_factory=dict)
 
 
-def find_overlaps(writes: list[Write]) -> Overlaps:
-    """Compare every pair of writes that meet, byte by byte; costs memory only where extents meet."""
-    found = Overlaps(set(), {})
-    for group in _meeting(writes):
-        if len(group) > 1 or _may_repeat(group[0].action):
-            _compare(group, found)
+def find_overlaps(regions: list[Region], groups: dict[str, str]) -> Overlaps:
+    """Compare every pair of regions that meet, except within one of ``groups`` (see ``Links.root``)."""
+    found = Overlaps()
+    for a, b in _meeting(regions):
+        if a.name in groups and groups[a.name] == groups.get(b.name):
+            continue
+        if _equal(a, b):
+            found.shared.update((a.name, b.name))
+        else:
+            _compare(a, b, found)
     return found
 
 
-def _meeting(writes: list[Write]) -> Iterator[list[Write]]:
-    """Groups of writes whose extents are connected, each in the order of ``writes``."""
-    order = sorted(range(len(writes)), key=lambda i: writes[i].extent)
-    group: list[int] = []
-    end = 0
-    for i in order:
-        start, stop = writes[i].extent
-        if group and start >= end:
-            yield [writes[j] for j in sorted(group)]
-            group = []
-        group.append(i)
-        end = max(end, stop) if len(group) > 1 else stop
-    if group:
-        yield [writes[j] for j in sorted(group)]
+def _meeting(regions: list[Region]) -> Iterator[tuple[Region, Region]]:
+    """Pairs whose extents meet, each once, the one that starts first in front."""
+    ordered = sorted(((region.write.extent, i) for i, region in enumerate(regions)))
+    open_: list[tuple[int, int]] = []
+    storage = -1
+    for (number, start, stop), i in ordered:
+        if number != storage:
+            storage, open_ = number, []
+        open_ = [(end, j) for end, j in open_ if end > start]
+        for _, j in open_:
+            yield regions[j], regions[i]
+        open_.append((stop, i))
 
 
-def _may_repeat(action: Copy | Fill) -> bool:
-    """Whether a destination view might name one element twice; true also where it is merely unclear."""
-    shape, strides = _geometry(action)
-    reach = 1
-    for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
-        if stride < reach:
-            return True
-        reach = stride * n
-    return False
+def _equal(a: Region, b: Region) -> bool:
+    """Whether both store the same contents in the same elements."""
+    if a.write.kind is Kind.COMPUTED or (a.root != b.root and a.write.kind is not Kind.CONSTANT):
+        return False
+    return a.write == b.write
 
 
-def _geometry(action: Copy | Fill) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(action.target.shape), tuple(action.target.stride())
+def _compare(a: Region, b: Region, found: Overlaps) -> None:
+    if a.name == b.name and Kind.CONSTANT in (a.write.kind, b.write.kind):
+        cleared = a if a.write.kind is Kind.CONSTANT else b
+        other = b if cleared is a else a
+        if other.write.kind is Kind.CONSTANT or cleared.order < other.order:
+            return  # cleared, then written
+    if a.write.kind is Kind.CONSTANT and a.write.what == b.write.what and a.write.uniform:
+        return
+    meets, agrees = _meet(a, b)
+    if not meets:
+        return
+    if agrees:
+        found.shared.update((a.name, b.name))
+    elif a.name == b.name:
+        found.clashes.add(a.name)
+    else:
+        for one, two in ((a, b), (b, a)):
+            found.conflicts.setdefault(one.name, two.name)
 
 
-def _compare(group: list[Write], found: Overlaps) -> None:
-    start = min(write.extent[0] for write in group)
-    stop = max(write.extent[1] for write in group)
-    holder = np.full(stop - start, -1, dtype=np.int32)
-    contents = np.full(stop - start, _CONSTANT, dtype=np.int64)
-    kinds: dict[tuple[object, ...], int] = {}
-    for number, write in enumerate(group):
-        at, identity = _bytes_of(write, kinds)
-        at -= start
-        earlier, before = holder[at], contents[at]
-        copied_twice = (before != _CONSTANT) & (identity != _CONSTANT)
-        for other in np.unique(earlier[copied_twice]):
-            found.shared.update((write.name, group[other].name))
-        for other in np.unique(earlier[(earlier >= 0) & (before != identity)]):
-            _note_conflict(write, group[other], found)
-        holder[at] = number
-        contents[at] = identity
-        if np.any(contents[at] != identity):
-            _note_conflict(write, write, found)
+def _meet(a: Region, b: Region) -> tuple[bool, bool]:
+    """Whether the regions share an element, and whether all shared ones get equal contents."""
+    same = _comparable(a, b)
+    meets, agrees = False, True
+    widths = a.write.dtype.itemsize, b.write.dtype.itemsize
+    for one, two in product(a.boxes, b.boxes):
+        if widths[0] != widths[1]:
+            one, two = _in_bytes(one, widths[0]), _in_bytes(two, widths[1])
+        for here, there in _shared_elements(one, two):
+            meets = True
+            agrees = agrees and same and bool((here == there).all())
+            if not agrees:
+                return True, False
+    return meets, agrees
 
 
-def _note_conflict(write: Write, other: Write, found: Overlaps) -> None:
-    reason = f"its bytes in {write.action.resident!r} are also written by {other.name} with other contents"
-    found.conflicts.setdefault(write.name, reason)
+def _comparable(a: Region, b: Region) -> bool:
+    """Whether equal canonical elements mean equal contents."""
+    one, two = a.write, b.write
+    if one.kind is Kind.CONSTANT and two.kind is Kind.CONSTANT:
+        return False
+    if one.source is None or two.source is None or a.root != b.root or one.kind is not two.kind:
+        return False
+    how = (one.dtype, one.source.dtype, one.source.through)
+    return how == (two.dtype, two.source.dtype, two.source.through)
 
 
-def _bytes_of(
-    write: Write, kinds: dict[tuple[object, ...], int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Byte addresses [B] of a write and, for each, a number that names its contents.
-
-    A cast and a plain copy of one element differ, so tensor, destination dtype and way of writing
-    are numbered in ``kinds``; the number of a byte is (canonical index, kind, lane).
-    """
-    action = write.action
-    shape, strides = _geometry(action)
-    width = action.target.element_size()
-    lane = np.arange(width, dtype=np.int64)
-    at = (action.target.data_ptr() + _offsets(shape, strides) * width)[:, None] + lane
-    if isinstance(action, Fill):
-        return at.ravel(), np.full(at.size, _CONSTANT, dtype=np.int64)
-    kind = kinds.setdefault((write.root, action.dtype, action.scalar), len(kinds))
-    source = action.source_offset + _offsets(shape, action.source_strides)
-    return at.ravel(), ((source[:, None] * _MAX_KINDS + kind) * 8 + lane).ravel()
+def _shared_elements(a: Box, b: Box) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Canonical indices by ``a`` and by ``b`` of the destinations that both write, chunk after chunk."""
+    if surely_disjoint(a.flipped(), b.flipped()):
+        return
+    small, large = (a, b) if a.size <= b.size else (b, a)
+    back = IndexMap((large.flipped(),), large.dst_last + 1, large.src_last + 1)
+    for start in range(0, small.size, _CHUNK):
+        stop = min(start + _CHUNK, small.size)
+        at = members(small.flipped(), start, stop)
+        there = np.full(at.shape, -1, dtype=np.int64)
+        within = at <= large.dst_last
+        there[within] = back.to_far(at[within])
+        if (there >= 0).any():
+            yield members(small, start, stop)[there >= 0], there[there >= 0]
 
 
-def _offsets(shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[np.int64]:
-    """Element offsets of a strided view in row-major order, flat [E]."""
-    total = np.zeros((1,) * max(len(shape), 1), dtype=np.int64)
-    for dim, (n, stride) in enumerate(zip(shape, strides, strict=True)):
-        steps = np.arange(n, dtype=np.int64) * stride
-        total = total + steps.reshape(tuple(n if d == dim else 1 for d in range(len(shape))))
-    return total.ravel()
+def _in_bytes(box: Box, width: int) -> Box:
+    shape = (*box.shape, width)
+    src = (*(stride * width for stride in box.src_strides), 1)
+    dst = (*(stride * width for stride in box.dst_strides), 1)
+    return Box(shape, box.src_offset * width, src, box.dst_offset * width, dst)

@@ -1,110 +1,104 @@
-"""One suppressed pass of the native loader over the catalogue (paper section 6.1, DESIGN R11, P15).
+"""Suppressed passes of the native loader over the catalogue (paper section 6.1, DESIGN R11, P15, B2).
 
-Nothing resident changes. Afterwards every canonical tensor has a path class, and an unsupported
-loader path is refused before any delta is sent.
+Nothing resident changes. Two streamed passes over scratch without contents must agree; tensors whose
+values the loader looks at, and those for which it needs contents, are fed again with three different
+contents. Afterwards every canonical tensor has a method and a path class, or a reason why it is refused.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Sequence
 
-import torch
-
-from dcr.errors import AttemptFailed, UnsupportedPath
-from dcr.model import Bits, Catalogue, stored_bits
+from dcr.errors import UnsupportedPath
+from dcr.model import Catalogue
 from dcr.receiver.classify import classify
-from dcr.receiver.lanes import torch_dtype
-from dcr.receiver.learn_hook import LearnHook, Trace
+from dcr.receiver.learn_pass import Learner, PassResult, Scratch, full_of, hollow
 from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
-from dcr.receiver.resident import Residents
-from dcr.receiver.scratch import Scratch
+from dcr.receiver.storages import Storages
+from dcr.receiver.trace import Kind, Trace, Traces
+
+_CONTENTS: tuple[Scratch, ...] = (full_of(3.0), full_of(-5.0, 0.5), full_of(0.0))
 
 
-class Prewarm:
-    """Learns from ``loader`` where the tensors of ``catalogue`` go; use once, then ``run``."""
+def learn(loader: NativeLoader, catalogue: Catalogue, *, keep_copies: bool = False) -> PlacementTable:
+    """Learn where ``loader`` puts the tensors of ``catalogue``, with every resident bit as it was before.
 
-    def __init__(self, loader: NativeLoader, catalogue: Catalogue, scratch: Scratch) -> None:
-        self._loader = loader
-        self._catalogue = catalogue
-        self._scratch = scratch
-        self._specs = catalogue.by_name()
-        self._residents = Residents(loader.resident())
-        self._probe_bits = {spec.dtype: _bits_of_probe(spec.dtype) for spec in catalogue.tensors}
+    ``keep_copies``: the table also has what the dispatch hook expects of tensors that are LEARNED.
+    The table may hold refusals; ``require_supported`` raises them.
 
-    def run(self) -> PlacementTable:
-        """Learn, with every resident bit as it was before.
-
-        Raises:
-            UnsupportedPath: the loader rebinds storage or writes it where no hook can see.
-        """
-        before = self._residents.digest()
-        traces = {name: self._one(name) for name in self._specs}
-        loadable = [name for name, trace in traces.items() if trace.copies and not trace.refusal]
-        streamable = self._streams_alike(loadable, traces)
-        if self._residents.digest() != before:
+    Raises:
+        UnsupportedPath: the loader replaced storage for good, or wrote it where no hook can see. What
+            is resident must then be restored.
+    """
+    specs = catalogue.by_name()
+    storages = Storages(loader.resident())
+    before = [storages.fingerprint(number) for number in range(len(storages))]
+    learner = Learner(loader, specs, storages)
+    traces, streamable = _learn(loader, learner, list(specs))
+    for number, known in enumerate(before):
+        if storages.fingerprint(number) != known:
             raise UnsupportedPath(
-                "the loader wrote resident storage past the dispatch hook (a custom kernel or numpy); "
-                "use dense refits, or a loader that copies with torch operations"
+                f"the loader wrote resident {storages[number].name!r} past the dispatch hook (a custom "
+                "kernel or numpy); use dense refits, or a loader that copies with torch operations"
             )
-        return classify(self._loader, self._catalogue, traces, streamable=streamable)
-
-    def _one(self, name: str) -> Trace:
-        """What one call with ``name`` alone does."""
-        hook = LearnHook(self._residents, self._scratch)
-        hook.begin(name)
-        try:
-            with torch.no_grad(), hook, self._probed(name) as view:
-                self._loader.load([(name, view)])
-        except AttemptFailed as err:
-            hook.traces[name].refusal = str(err)
-        except Exception as err:  # noqa: BLE001 -- a loader may raise anything for a name it does not know
-            hook.traces[name].refusal = f"the loader raised {type(err).__name__}: {str(err)[:200]}"
-        hook.end()
-        if hook.failure is not None:  # also where the loader swallowed it
-            hook.traces[name].refusal = str(hook.failure)
-        self._require_unmoved(name)
-        return hook.traces[name]
-
-    def _streams_alike(self, names: list[str], traces: dict[str, Trace]) -> bool:
-        """Whether one call with all ``names`` makes the same copies, each before the next is asked for."""
-        hook = LearnHook(self._residents, self._scratch)
-        try:
-            with torch.no_grad(), hook:
-                self._loader.load(self._stream(hook, names))
-        except Exception:  # noqa: BLE001 -- whatever it is, this loader is then called once a tensor
-            return False
-        finally:
-            self._require_unmoved("the stream of all tensors")
-        return all(hook.traces.get(name) == traces[name] for name in names)
-
-    def _stream(self, hook: LearnHook, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name in names:
-            hook.begin(name)
-            with self._probed(name) as view:
-                yield name, view
-            hook.end()
-
-    @contextmanager
-    def _probed(self, name: str) -> Iterator[torch.Tensor]:
-        """The zeroed scratch; a one-element tensor holds an unusual number while it is lent."""
-        spec = self._specs[name]
-        bits = self._scratch.bits(spec)  # numpy: the hook, which may be on, refuses torch writes here
-        if bits.size == 1:
-            bits[:] = self._probe_bits[spec.dtype]
-        try:
-            yield self._scratch.view(spec)
-        finally:
-            bits[: bits.size if bits.size == 1 else 0] = 0
-
-    def _require_unmoved(self, name: str) -> None:
-        now = self._loader.resident()
-        if moved := self._residents.moved(now):
-            restored = "put back" if self._residents.rebind(now) else "not put back"
-            raise UnsupportedPath(
-                f"{name}: the loader rebinds resident {moved!r} instead of copying into it ({restored} now); "
-                "use dense refits, or a loader that keeps its storage"
-            )
+    return classify(
+        loader, catalogue, storages, traces=traces, streamable=streamable, keep_copies=keep_copies
+    )
 
 
-def _bits_of_probe(dtype: str) -> Bits:
-    return stored_bits(torch.full((1,), 3.0).to(torch_dtype(dtype)))
+def _learn(loader: NativeLoader, learner: Learner, names: list[str]) -> tuple[Traces, bool]:
+    first = learner.stream(names, hollow)
+    traces = first.traces
+    fine = [name for name in names if not traces[name].error]
+    second = learner.stream(fine, hollow)
+    for name in ("", *fine):
+        _require_same(traces[name], second.traces[name])
+    passes = [first, second]
+    again = [n for n in names if traces[n].reads_values or (traces[n].error and not loader.skips(n))]
+    if again:
+        passes += _with_contents(learner, again, traces)
+    return traces, all(result.streamed for result in passes)
+
+
+def _with_contents(learner: Learner, names: Sequence[str], traces: Traces) -> list[PassResult]:
+    """Replace the traces of ``names`` by what the loader does with real contents."""
+    passes = [learner.stream(names, contents) for contents in _CONTENTS]
+    failed = [name for name in names if all(result.traces[name].error for result in passes)]
+    if failed:  # a clone that keeps the scratch's geometry may be what it cannot take
+        for contents, result in zip(_CONTENTS, passes, strict=True):
+            result.traces.update(learner.singly(failed, contents, twins=False).traces)
+    for name in names:
+        traces[name] = _agreed([result.traces[name] for result in passes])
+    return passes
+
+
+def _agreed(tries: list[Trace]) -> Trace:
+    """One trace of several with different contents; some contents the loader may refuse."""
+    taken = [trace for trace in tries if not trace.error]
+    if not taken:
+        return tries[0]
+    kept = taken[0]
+    if all(_same(kept, other) for other in taken[1:]):
+        return kept
+    if any(_targets(kept) != _targets(other) for other in taken[1:]):
+        kept.refuse("the loader decides by the values that it is given where it stores them")
+    kept.undecided = "the loader decides by the values that it is given"
+    return kept
+
+
+def _require_same(first: Trace, second: Trace) -> None:
+    if second.error:
+        first.refuse(f"the second of two learning passes failed: {second.error}")
+    elif not _same(first, second):
+        first.refuse("its copies differ between two learning passes over equal tensors")
+
+
+def _same(one: Trace, two: Trace) -> bool:
+    """Whether both write the same, in whatever order."""
+    if one.refusal != two.refusal or one.reads != two.reads or one.reads_values != two.reads_values:
+        return False
+    return one.writes == two.writes or Counter(one.writes) == Counter(two.writes)
+
+
+def _targets(trace: Trace) -> Counter[tuple[object, ...]]:
+    return Counter(tuple(w[1:6]) for w in trace.writes if w.kind is not Kind.CONSTANT)

@@ -7,6 +7,7 @@ kernel's alias). Only storages with bytes on a real device are kept.
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -14,18 +15,12 @@ _BLOCK_WORDS = 1 << 17
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a resident tensor lies: address, shape, strides in elements, dtype."""
-
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
+_Place: TypeAlias = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
 
 def _place(tensor: torch.Tensor) -> _Place:
-    return _Place(tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+    """Where a resident tensor lies: address, shape, strides in elements, dtype."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class Storages:
         self._bytes: list[torch.Tensor] = []
         self._by_identity: dict[int, int] = {}
         self._number_of: dict[str, int] = {}
-        self._guards: dict[int, int] = {}
+        self._guards: dict[tuple[int, int, int], int] = {}
         by_address: dict[int, int] = {}
         for name, tensor in self._data.items():
             storage = tensor.untyped_storage()
@@ -100,14 +95,14 @@ class Storages:
         """Names of the resident tensors that view storage ``number``."""
         return [name for name, own in self._number_of.items() if own == number]
 
-    def guard(self, numbers: Iterable[int]) -> None:
-        """From now on ``moved`` also tells when the contents of these storages change."""
-        self._guards = {number: self.fingerprint(number) for number in numbers}
+    def guard(self, extents: Iterable[tuple[int, int, int]]) -> None:
+        """From now on ``moved`` also tells when these bytes (storage, start, stop) change."""
+        self._guards = {extent: self._fingerprint_of(extent) for extent in sorted(extents)}
 
     @property
     def guards(self) -> tuple[str, ...]:
-        """Names of the storages whose contents the map depends on."""
-        return tuple(self._infos[number].name for number in self._guards)
+        """Names of the storages of which the map depends on some contents."""
+        return tuple(dict.fromkeys(self._infos[number].name for number, _, _ in self._guards))
 
     def moved(self, now: dict[str, torch.Tensor]) -> str | None:
         """Name of a tensor that was rebound, reshaped, added or removed, or of a guard that changed."""
@@ -116,9 +111,9 @@ class Storages:
         for name, tensor in now.items():
             if _place(tensor) != self._places[name]:
                 return name
-        for number, before in self._guards.items():
-            if self.fingerprint(number) != before:
-                return self._infos[number].name
+        for extent, before in self._guards.items():
+            if self._fingerprint_of(extent) != before:
+                return self._infos[extent[0]].name
         return None
 
     def rebind(self, now: dict[str, torch.Tensor]) -> bool:
@@ -131,6 +126,10 @@ class Storages:
     def fingerprint(self, number: int) -> int:
         """Sum of position-weighted words of the storage, modulo 2^64; see ``fingerprint``."""
         return fingerprint(self._bytes[number])
+
+    def _fingerprint_of(self, extent: tuple[int, int, int]) -> int:
+        number, start, stop = extent
+        return fingerprint(self._bytes[number][start:stop])
 
     def _add(self, name: str, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -146,8 +145,8 @@ def fingerprint(raw: torch.Tensor) -> int:
     and blake2b 1); it is against accidents, so two changes that cancel modulo 2^64 may be missed.
     """
     num_words = raw.numel() // 8
-    # a storage of another dtype than int64 is still aligned to 8 bytes: allocators align to 64
-    words = raw[: num_words * 8].view(torch.int64)
+    whole = raw[: num_words * 8]
+    words = (whole if raw.storage_offset() % 8 == 0 else whole.clone()).view(torch.int64)
     weights = torch.arange(min(_BLOCK_WORDS, max(num_words, 1)), dtype=torch.int64, device=raw.device) * 2 + 1
     total = 0
     for block, start in enumerate(range(0, num_words, _BLOCK_WORDS)):

@@ -1,0 +1,137 @@
+"""Suppressed passes of the native loader, in one stream or one tensor a call (DESIGN R11, B2)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from dcr.errors import UnsupportedPath
+from dcr.model import TensorSpec
+from dcr.receiver.lanes import torch_dtype
+from dcr.receiver.learn_hook import LearnHook
+from dcr.receiver.ports import NativeLoader
+from dcr.receiver.storages import Storages
+from dcr.receiver.trace import Trace, Traces
+
+Scratch: TypeAlias = Callable[[TensorSpec], torch.Tensor]
+
+
+def hollow(spec: TensorSpec) -> torch.Tensor:
+    """Scratch without contents; costs no memory."""
+    return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype), device="meta")
+
+
+def full_of(*numbers: float) -> Scratch:
+    """Scratch on the host whose elements are ``numbers`` in turn, as far as their type can hold them."""
+
+    def scratch(spec: TensorSpec) -> torch.Tensor:
+        pattern = torch.tensor(numbers).repeat(-(-spec.num_elements // len(numbers)))
+        return pattern[: spec.num_elements].to(torch_dtype(spec.dtype)).view(spec.shape)
+
+    return scratch
+
+
+@dataclass(slots=True)
+class PassResult:
+    """``traces`` of every name that was fed; ``streamed`` as in ``LearnHook``."""
+
+    traces: Traces = field(default_factory=dict)
+    streamed: bool = True
+
+
+@dataclass(slots=True)
+class _Feed:
+    """How far a stream has come: ``name`` is the current tensor."""
+
+    num_fed: int = 0
+    name: str = ""
+    exhausted: bool = False
+
+
+class Learner:
+    """Runs passes over ``specs`` (by canonical name); the loader's storage is left as it was."""
+
+    def __init__(self, loader: NativeLoader, specs: dict[str, TensorSpec], storages: Storages) -> None:
+        self._loader = loader
+        self._specs = specs
+        self._storages = storages
+
+    def stream(self, names: Sequence[str], scratch: Scratch) -> PassResult:
+        """Feed all ``names`` to one ``load`` call; after an error go on behind the tensor that caused it.
+
+        An error when the whole stream was taken cannot be laid to one tensor: then each gets its own call.
+        """
+        result = PassResult(traces={"": Trace()})
+        rest = list(names)
+        while rest:
+            hook = LearnHook(self._storages)
+            feed = _Feed()
+            error = self._load(hook, self._feed(hook, rest, scratch, feed))
+            if self._put_back() or (error and feed.exhausted):
+                return self.singly(names, scratch)
+            if error or not feed.exhausted:
+                hook.traces.setdefault(feed.name, Trace()).error = error or "the loader stopped before it"
+            result.streamed = result.streamed and hook.streamed
+            _merge(result.traces, hook.traces)
+            rest = rest[max(feed.num_fed, 1) :]
+        return result
+
+    def singly(self, names: Sequence[str], scratch: Scratch, *, twins: bool = True) -> PassResult:
+        """One call a tensor; a loader that rebinds its storage is told apart here."""
+        result = PassResult(traces={"": Trace()}, streamed=False)
+        for name in names:
+            hook = LearnHook(self._storages, twins=twins)
+            error = self._load(hook, self._feed(hook, [name], scratch, _Feed()))
+            hook.traces.setdefault(name, Trace()).error = error
+            if moved := self._put_back():
+                hook.traces[name].refuse(
+                    f"the loader rebinds resident {moved!r} instead of copying into it (put back now)"
+                )
+            _merge(result.traces, hook.traces)
+        return result
+
+    def _load(self, hook: LearnHook, weights: Iterator[tuple[str, torch.Tensor]]) -> str:
+        try:
+            with torch.no_grad(), hook:
+                self._loader.load(weights)
+        except Exception as err:  # noqa: BLE001 -- a loader may raise anything for a name it does not know
+            return f"the loader raised {type(err).__name__}: {str(err)[:200]}"
+        return ""
+
+    def _feed(
+        self, hook: LearnHook, names: Sequence[str], scratch: Scratch, feed: _Feed
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in names:
+            hook.idle = True
+            tensor = scratch(self._specs[name])
+            hook.idle = False
+            hook.begin(name, tensor)
+            feed.name, feed.num_fed = name, feed.num_fed + 1
+            yield name, tensor
+            hook.end()
+        feed.exhausted = True
+
+    def _put_back(self) -> str | None:
+        """Undo a rebinding; the name of a tensor that had moved.
+
+        Raises:
+            UnsupportedPath: a tensor cannot be put back.
+        """
+        now = self._loader.resident()
+        moved = self._storages.moved(now)
+        if moved and not self._storages.rebind(now):
+            raise UnsupportedPath(
+                f"the loader replaces resident {moved!r} and it cannot be put back; use dense refits"
+            )
+        return moved
+
+
+def _merge(into: Traces, new: Traces) -> None:
+    """Add ``new``; what happens outside of any tensor is gathered."""
+    outside = new.pop("")
+    into[""].writes += outside.writes
+    into[""].expected += outside.expected
+    into[""].reads |= outside.reads
+    into[""].refuse(outside.refusal)
+    into.update(new)

@@ -1,0 +1,105 @@
+"""What learning makes of loaders that break a condition of Table A.2: another method, or refused by name."""
+
+import numpy as np
+import pytest
+import torch
+
+from dcr.errors import UnsupportedPath
+from dcr.model import PathClass
+from dcr.receiver.join import join
+from dcr.receiver.placement import PlacementTable
+from dcr.receiver.prewarm import learn
+from dcr.receiver.rank import Method
+from dcr.testing import misbehaviour as bad
+from dcr.testing.deltas import random_version
+from dcr.testing.native_loader_suite import dense_load, storage_bytes
+from dcr.testing.toy_runtime import Misbehaviour, ToyRuntime
+
+Q = "q.weight"
+
+
+def _loaded() -> ToyRuntime:
+    runtime = ToyRuntime()
+    dense_load(runtime, runtime.catalogue, random_version(runtime.catalogue, np.random.default_rng(3)))
+    return runtime
+
+
+def _learned(runtime: ToyRuntime, misbehave: Misbehaviour) -> PlacementTable:
+    """Learn with ``misbehave`` in place of the tensor Q; nothing resident may change."""
+    runtime.hostile[Q] = misbehave
+    before = storage_bytes(runtime)
+    table = learn(runtime, runtime.catalogue)
+    assert storage_bytes(runtime) == before
+    return table
+
+
+def _require(table: PlacementTable) -> None:
+    table.require_supported()
+    join([table.rank_placement], table.specs).require_supported()
+
+
+REFUSED: list[tuple[Misbehaviour, str]] = [
+    (bad.no_copy, r"q\.weight: no rank places it"),
+    (bad.half_copy, r"q\.weight: 8 of its 16 elements lie on none"),
+    (bad.elsewhere, r"q\.weight: its bytes in 'qkv' are also written by [kv]\.weight with other contents"),
+    (bad.write_outside, r"q\.weight: .*add_.*'decay'.*only copies and constant fills"),
+    (bad.list_write, r"q\.weight: .*_foreach_mul_.*'down'"),
+    (bad.conditional, r"q\.weight: .*decides by the values that it is given where it stores them"),
+    (bad.set_storage, r"q\.weight: .*set_.*'down'"),
+    (bad.swallows, r"q\.weight: .*add_.*'decay'"),
+    (bad.hidden_cache, r"q\.weight: .*storage that resident\(\) does not list"),
+    (bad.indexed_write, r"q\.weight: its bytes in 'qkv' are also written by k\.weight"),
+    (bad.raises, r"q\.weight: the loader raised RuntimeError: out of patience"),
+    (bad.rebinds, r"q\.weight: the loader rebinds resident 'down'.*put back now"),
+]
+
+
+@pytest.mark.parametrize(("misbehave", "reason"), REFUSED, ids=[m.__name__ for m, _ in REFUSED])
+def test_refused_in_advance(misbehave: Misbehaviour, reason: str) -> None:
+    with pytest.raises(UnsupportedPath, match=reason):
+        _require(_learned(_loaded(), misbehave))
+
+
+OTHERWISE: list[tuple[Misbehaviour, Method, PathClass, str]] = [
+    (bad.second_copy, Method.LEARNED, PathClass.OVERWRITE, ""),
+    (bad.fill_live, Method.LEARNED, PathClass.XOR, ""),
+    (bad.made_contiguous, Method.LEARNED, PathClass.XOR, ""),
+    (bad.reinterpreted, Method.LEARNED, PathClass.XOR, ""),
+    (bad.permuted_rows, Method.LEARNED, PathClass.XOR, ""),
+    (bad.out_write, Method.WHOLE, PathClass.XOR, "composed: aten.add.out"),
+    (bad.computed, Method.WHOLE, PathClass.XOR, "composed: aten.copy_.default"),
+    (bad.negated_view, Method.WHOLE, PathClass.XOR, "composed: aten.copy_.default"),
+    (bad.changes_input, Method.WHOLE, PathClass.XOR, "composed: aten.copy_.default"),
+]
+
+
+@pytest.mark.parametrize(
+    ("misbehave", "method", "path", "reason"), OTHERWISE, ids=[entry[0].__name__ for entry in OTHERWISE]
+)
+def test_taken_otherwise(misbehave: Misbehaviour, method: Method, path: PathClass, reason: str) -> None:
+    table = _learned(_loaded(), misbehave)
+    _require(table)
+    assert (table.paths[Q].method, table.paths[Q].path) == (method, path)
+    assert table.paths[Q].reason.startswith(reason)
+    assert [name for name, group in table.together.items() if Q in group] == ([Q] if reason else [])
+
+
+def test_writes_past_the_hook_are_noticed() -> None:
+    runtime = _loaded()
+    runtime.hostile[Q] = bad.through_numpy
+    with pytest.raises(UnsupportedPath, match="resident 'decay' past the dispatch hook"):
+        learn(runtime, runtime.catalogue)
+
+
+def test_unreached_parameters_are_refused() -> None:
+    runtime = _loaded()
+    runtime._tensors["stray"] = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+    with pytest.raises(UnsupportedPath, match="stray: no canonical tensor reaches this parameter"):
+        _require(learn(runtime, runtime.catalogue))
+
+
+def test_every_refused_tensor_and_the_remedy_are_named() -> None:
+    runtime = _loaded()
+    runtime.hostile = {Q: bad.rebinds, "k.weight": bad.write_outside}
+    with pytest.raises(UnsupportedPath, match=r"2 tensors: k\.weight: .*q\.weight: .*Use dense refits"):
+        _require(learn(runtime, runtime.catalogue))
