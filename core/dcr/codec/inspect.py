@@ -6,29 +6,32 @@ an owner may hold a part of the tensor only, and how large a part a payload does
 E times the entropy of their frequencies in the item.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import log2
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcr.codec.engines import engine_of
 from dcr.codec.head import HEAD_BYTES, Head
 from dcr.codec.item import Item
+from dcr.codec.kinds import FIRST_PLANE, Kind, location_name
 from dcr.codec.limits import Limits
-from dcr.codec.locations import RUN
 from dcr.codec.payload import decode_payload, read_rows
-from dcr.codec.sections import Kind, SectionRow, read_section_table
+from dcr.codec.sections import read_section_table
 from dcr.codec.table import Row
+from dcr.codec.unpack import Unpacker
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
     """Locations or values of one item, or of several. ``stored_bytes`` is after compression.
 
-    A section is compressed as a whole: an item's part of it is attributed in proportion to its raw
-    bytes, so it is exact for a payload and an estimate for an item.
+    ``raw_bytes`` is exact. A section is compressed as a whole: an item has the share of the frame that
+    its bytes have of the section's bits under the section's own byte frequencies, which is what Huffman
+    coding spends on them. So ``stored_bytes`` adds up exactly to the payload.
     """
 
     raw_bytes: int
@@ -38,7 +41,7 @@ class Coding:
 
 @dataclass(frozen=True, slots=True)
 class ItemInspection:
-    """One item. ``location_kind`` is ``run``, or ``gap8`` and so on by the width of the gaps in bits."""
+    """One item. ``location_kind`` is what ``kinds.location_name`` says: run, gap8, rice5 and so on."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,13 +83,57 @@ def inspect_payload(data: bytes | memoryview, *, limits: Limits | None = None) -
     """
     view = memoryview(data).cast("B")
     payload = decode_payload(view, limits=limits)
-    head, rows, _ = read_rows(view, limits or Limits())
+    head, rows, sections = read_rows(view, limits or Limits())
     table = {row.kind: row for row in read_section_table(view[HEAD_BYTES:], head.num_sections)}
-    items = tuple(_inspect(row, item, table) for row, item in zip(rows, payload.items, strict=True))
+    parts = _parts(rows, sections, head.num_entries)
+    stored = {kind: _attributed(raw, table[kind].frame_bytes, parts[kind]) for kind, raw in sections.items()}
+    items = tuple(
+        _inspect(row, item, _codings(index, parts, stored))
+        for index, (row, item) in enumerate(zip(rows, payload.items, strict=True))
+    )
     items_table = table[Kind.ITEM_TABLE]
     framing = HEAD_BYTES + head.body_bytes - sum(row.frame_bytes for row in table.values())
     return PayloadInspection(
         head, items, Coding(items_table.raw_bytes, items_table.frame_bytes, 0.0), framing
+    )
+
+
+def _parts(rows: Sequence[Row], sections: Mapping[int, bytes], num_entries: int) -> dict[int, list[int]]:
+    """Bytes of every section that each row takes."""
+    unpacker = Unpacker(sections, engine_of("auto", num_entries))
+    parts: dict[int, list[int]] = {kind: [] for kind in sections}
+    before: Mapping[int, int] = {}
+    for row in rows:
+        unpacker.item(row)
+        used = unpacker.used()
+        for kind, column in parts.items():
+            column.append(used.get(kind, 0) - before.get(kind, 0))
+        before = used
+    return parts
+
+
+def _attributed(raw: bytes, frame_bytes: int, parts: Sequence[int]) -> list[float]:
+    """Bytes of the frame that belong to each part [items] of ``raw``, which they tile."""
+    symbols = np.frombuffer(raw, np.uint8)
+    counts = np.bincount(symbols, minlength=256)
+    lengths = np.log2(symbols.size / np.maximum(counts, 1)) if counts.max(initial=0) < symbols.size else None
+    ends = np.cumsum(parts, dtype=np.int64).tolist()
+    weights = [
+        float(lengths[symbols[end - size : end]].sum()) if lengths is not None else float(size)
+        for size, end in zip(parts, ends, strict=True)
+    ]
+    whole = sum(weights)
+    return [frame_bytes * weight / whole if whole else 0.0 for weight in weights]
+
+
+def _codings(
+    index: int, parts: Mapping[int, Sequence[int]], stored: Mapping[int, Sequence[float]]
+) -> tuple[Coding, Coding]:
+    """Locations and values of one item, still without bounds."""
+    of_values = {kind for kind in parts if kind == Kind.VALUES or kind >= FIRST_PLANE}
+    return tuple(  # type: ignore[return-value]
+        Coding(sum(parts[kind][index] for kind in kinds), sum(stored[kind][index] for kind in kinds), 0.0)
+        for kinds in (set(parts) - of_values, of_values)
     )
 
 
@@ -116,7 +163,9 @@ def value_bound_bits(values: NDArray[np.unsignedinteger[Any]]) -> float:
     return max(0.0, float((counts * np.log2(values.size / counts)).sum()))
 
 
-def _inspect(row: Row, item: Item, table: dict[Kind, SectionRow]) -> ItemInspection:
+def _inspect(row: Row, item: Item, codings: tuple[Coding, Coding]) -> ItemInspection:
+    locations, values = codings
+    location_bits = location_bound_bits(item.num_entries, _span(item))
     return ItemInspection(
         name=item.name,
         shape=tuple(item.shape),
@@ -124,20 +173,11 @@ def _inspect(row: Row, item: Item, table: dict[Kind, SectionRow]) -> ItemInspect
         encoding=item.encoding.value,
         num_elements=item.num_elements,
         num_entries=item.num_entries,
-        location_kind="run" if row.location_type == RUN else f"gap{8 * row.location_type}",
-        locations=_coding(
-            row.locations_bytes,
-            table[Kind.LOCATIONS],
-            location_bound_bits(item.num_entries, _span(item)),
-        ),
-        values=_coding(row.values_bytes, table[Kind.VALUES], value_bound_bits(item.values)),
+        location_kind=location_name(row.location_type),
+        locations=replace(locations, bound_bits=location_bits),
+        values=replace(values, bound_bits=value_bound_bits(item.values)),
     )
 
 
 def _span(item: Item) -> int:
     return int(item.locations[-1] - item.locations[0]) + 1 if item.num_entries else 0
-
-
-def _coding(raw_bytes: int, section: SectionRow, bound_bits: float) -> Coding:
-    share = raw_bytes / section.raw_bytes if section.raw_bytes else 0.0
-    return Coding(raw_bytes, share * section.frame_bytes, bound_bits)

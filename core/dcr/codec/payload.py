@@ -1,22 +1,22 @@
 """Payloads: items to bytes and back (paper Appendix D; docs/format.md is the specification)."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from dcr import observe
-from dcr.codec.choice import require_known
+from dcr.codec.choice import PUBLISHED, require_known
+from dcr.codec.engines import EngineName, engine_of
 from dcr.codec.head import HEAD_BYTES, Head, PayloadId, check_identity, read_head, write_payload
 from dcr.codec.item import Item, check_item
+from dcr.codec.kinds import Kind, kind_name
 from dcr.codec.limits import Limits
-from dcr.codec.locations import GAP_DTYPES, RUN, decode_gaps, decode_run, encode_locations
-from dcr.codec.sections import Kind, read_sections, write_sections
-from dcr.codec.table import Row, max_table_bytes, read_table, write_table
+from dcr.codec.pack import Sections, pack_planes, pack_published
+from dcr.codec.sections import check_bounds, read_frame, read_section_table, write_sections
+from dcr.codec.table import Row, max_table_bytes, read_table
+from dcr.codec.unpack import check_claims, read_items, section_bounds
 from dcr.config import CodecConfig
 from dcr.errors import ConfigError, PayloadError
-from dcr.model import AttemptId, RunId, bits_dtype
+from dcr.model import AttemptId, RunId
 
 _NO_ID = "0" * 32
 
@@ -70,10 +70,12 @@ def encode_payload(  # noqa: PLR0913 -- the stable surface: identifiers are keyw
     parent: int | None = None,
     catalogue: str = _NO_ID,
     codec: CodecConfig | None = None,
+    engine: EngineName = "auto",
 ) -> bytes:
     """Return one payload that holds ``items`` in their order; equal arguments give equal bytes.
 
-    ``parent`` is attempt.version - 1 if not given, ``codec`` the defaults.
+    ``parent`` is attempt.version - 1 if not given, ``codec`` the defaults. ``engine`` changes the time
+    that it takes, but no byte.
 
     Raises:
         ConfigError: an unknown codec, or arguments that ``decode_payload`` would refuse.
@@ -84,7 +86,7 @@ def encode_payload(  # noqa: PLR0913 -- the stable surface: identifiers are keyw
     identity = PayloadId(run, attempt, owner, sequence, parent, catalogue)
     check_identity(identity)
     _check_items(items, Limits())
-    return _encode(items, identity, codec.zstd_level)
+    return _encode(items, identity, codec, engine)
 
 
 def _check_codec(codec: CodecConfig) -> None:
@@ -100,7 +102,7 @@ def _check_items(items: Sequence[Item], limits: Limits) -> None:
     if len(items) > limits.max_items or num_entries > limits.max_entries:
         raise _too_large(f"{len(items)} items with {num_entries} entries")
     try:
-        _check_claims(items)
+        check_claims(items)
     except PayloadError as err:
         raise ConfigError(str(err)) from err
 
@@ -109,14 +111,14 @@ def _too_large(what: str) -> ConfigError:
     return ConfigError(f"{what} do not fit one payload; send the items in several")
 
 
-def _encode(items: Sequence[Item], identity: PayloadId, level: int) -> bytes:
+def _encode(items: Sequence[Item], identity: PayloadId, codec: CodecConfig, engine: EngineName) -> bytes:
     limits = Limits()
-    rows, sections = _build(items)
+    rows, sections = _build(items, codec, engine)
     for kind, raw in sections:
         if len(raw) > limits.max_section_bytes:
-            raise _too_large(f"{len(raw)} bytes of {kind.name}")
+            raise _too_large(f"{len(raw)} bytes of {kind_name(kind)}")
     with observe.span("owner.compress", owner=identity.owner, sequence=identity.sequence):
-        body = write_sections(sections, level)
+        body = write_sections(sections, codec.zstd_level, smallest=codec.name != PUBLISHED)
     if HEAD_BYTES + len(body) > limits.max_payload_bytes:
         raise _too_large(f"{len(body)} bytes")
     raw_bytes = sum(len(raw) for _, raw in sections)
@@ -124,25 +126,16 @@ def _encode(items: Sequence[Item], identity: PayloadId, level: int) -> bytes:
     return write_payload(Head(identity, len(sections), len(rows), num_entries, raw_bytes, len(body)), body)
 
 
-def _build(items: Sequence[Item]) -> tuple[list[Row], list[tuple[Kind, bytes]]]:
-    rows, locations, values = [], [], []
-    values_at = locations_at = 0
-    for item in items:
-        location_type, start, coded = encode_locations(item.locations)
-        row = Row(
-            item.name, tuple(item.shape), item.dtype, item.encoding, item.num_entries, values_at,
-            location_type, start if location_type == RUN else locations_at, item.target_digest,
-        )  # fmt: skip
-        rows.append(row)
-        locations.append(coded)
-        values.append(item.values.tobytes())
-        values_at += row.values_bytes
-        locations_at += row.locations_bytes
-    parts = (write_table(rows), b"".join(locations), b"".join(values))
-    return rows, list(zip(Kind, parts, strict=True))
+def _build(items: Sequence[Item], codec: CodecConfig, engine: EngineName) -> tuple[list[Row], Sections]:
+    if codec.name == PUBLISHED:
+        return pack_published(items)
+    num_entries = sum(item.num_entries for item in items)
+    return pack_planes(items, engine_of(engine, num_entries), codec.zstd_level)
 
 
-def decode_payload(data: bytes | memoryview, *, limits: Limits | None = None) -> Payload:
+def decode_payload(
+    data: bytes | memoryview, *, limits: Limits | None = None, engine: EngineName = "auto"
+) -> Payload:
     """Parse untrusted bytes; arrays of the items are new, aligned and writable.
 
     Raises:
@@ -151,76 +144,37 @@ def decode_payload(data: bytes | memoryview, *, limits: Limits | None = None) ->
     """
     try:
         view = memoryview(data)
-        return _decode(
-            view.cast("B") if view.c_contiguous else memoryview(view.tobytes()), limits or Limits()
-        )
+        flat = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+        head, rows, sections = read_rows(flat, limits or Limits())
+        items = read_items(rows, sections, engine_of(engine, head.num_entries))
+        return Payload(head.identity, head.digest, items)
     except MemoryError as err:
         raise PayloadError("the payload does not fit in memory; lower the limits") from err
 
 
-def _decode(data: memoryview, limits: Limits) -> Payload:
-    head, rows, sections = read_rows(data, limits)
-    items = _read_items(rows, sections[Kind.LOCATIONS], sections[Kind.VALUES])
-    return Payload(head.identity, head.digest, items)
-
-
-def read_rows(data: memoryview, limits: Limits) -> tuple[Head, list[Row], dict[Kind, bytes]]:
+def read_rows(data: memoryview, limits: Limits) -> tuple[Head, list[Row], dict[int, bytes]]:
     """Head, item table and decompressed sections of ``data``; locations and claims are not checked yet.
 
     Raises:
         PayloadError: as ``decode_payload``.
     """
     head = read_head(data, limits=limits)
-    largest = {
-        Kind.ITEM_TABLE: max_table_bytes(head.num_items, limits),
-        Kind.LOCATIONS: 8 * head.num_entries,
-        Kind.VALUES: 8 * head.num_entries,
-    }
-    sections = read_sections(
-        data[HEAD_BYTES:],
-        num_sections=head.num_sections,
-        raw_bytes=head.raw_bytes,
-        bounds={kind: min(size, limits.max_section_bytes) for kind, size in largest.items()},
+    body = data[HEAD_BYTES:]
+    table = read_section_table(body, head.num_sections, head.raw_bytes)
+    # no item has more than 8 bytes an entry in a section, or 16 more; how many it has says the item table
+    most = min(8 * (head.num_entries + 2 * head.num_items), limits.max_section_bytes)
+    claims = {row.kind: most for row in table} | {Kind.ITEM_TABLE: _table_bound(head, limits)}
+    check_bounds(table, claims)
+    raw_table = read_frame(body, table, Kind.ITEM_TABLE)
+    rows = read_table(raw_table, num_items=head.num_items, num_entries=head.num_entries, limits=limits)
+    bounds = section_bounds(rows)
+    check_bounds(table, {row.kind: bounds[row.kind] for row in table if row.kind != Kind.ITEM_TABLE})
+    return (
+        head,
+        rows,
+        {row.kind: read_frame(body, table, row.kind) for row in table if row.kind != Kind.ITEM_TABLE},
     )
-    rows = read_table(
-        sections[Kind.ITEM_TABLE], num_items=head.num_items, num_entries=head.num_entries, limits=limits
-    )
-    return head, rows, sections
 
 
-def _read_items(rows: Sequence[Row], locations: bytes, values: bytes) -> tuple[Item, ...]:
-    used = (sum(row.locations_bytes for row in rows), sum(row.values_bytes for row in rows))
-    if used != (len(locations), len(values)):
-        raise PayloadError(f"items use {used} bytes of the buffers, which hold {len(locations), len(values)}")
-    items = tuple(_read_item(row, locations, values) for row in rows)
-    _check_claims(items)
-    return items
-
-
-def _read_item(row: Row, locations: bytes, values: bytes) -> Item:
-    bits = np.frombuffer(values, bits_dtype(row.dtype), row.entries, row.values_at).copy()
-    if row.location_type == RUN:
-        where = decode_run(row.locations_at, row.entries, row.num_elements)
-    else:
-        gaps = np.frombuffer(locations, GAP_DTYPES[row.location_type], row.entries, row.locations_at)
-        where = decode_gaps(gaps, row.num_elements)
-    return Item(row.name, row.shape, row.dtype, row.encoding, where, bits, row.target_digest)
-
-
-def _check_claims(items: Sequence[Item]) -> None:
-    """Items that share a name must describe one tensor and never the same element of it.
-
-    Raises:
-        PayloadError: they do not.
-    """
-    by_name: dict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        by_name[item.name].append(item)
-    for name, group in by_name.items():
-        if len(group) == 1:
-            continue
-        if len({(tuple(item.shape), item.dtype) for item in group}) > 1:
-            raise PayloadError(f"items of {name!r} disagree about its shape or dtype")
-        merged = np.sort(np.concatenate([item.locations for item in group]))
-        if bool((merged[1:] == merged[:-1]).any()):
-            raise PayloadError(f"two items of {name!r} hold the same element")
+def _table_bound(head: Head, limits: Limits) -> int:
+    return min(max_table_bytes(head.num_items, limits), limits.max_section_bytes)

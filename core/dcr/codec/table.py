@@ -14,13 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.codec.item import MAX_ELEMENTS, is_audit_digest, takes_encoding
+from dcr.codec.kinds import ENCODING_IDS, GAP_DTYPES, LOCATION_TYPES, RUN
 from dcr.codec.limits import Limits
-from dcr.codec.locations import GAP_DTYPES, RUN
 from dcr.errors import PayloadError
 from dcr.model import AuditDigest, Encoding, bits_dtype, known_dtypes
 
-ENCODING_IDS = {Encoding.XOR: 1, Encoding.OVERWRITE: 2, Encoding.DELTA16: 3}
-"""Wire ids of the encodings; only append."""
 _ENCODINGS = {wire_id: encoding for encoding, wire_id in ENCODING_IDS.items()}
 _HEADER = struct.Struct("<QQQ")
 _COLUMNS = {
@@ -30,14 +28,17 @@ _COLUMNS = {
 }  # fmt: skip
 _ROW_BYTES = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
 _HAS_DIGEST = 1
+_IN_PLANES = 2
 _Columns = dict[str, NDArray[np.unsignedinteger[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Everything of an item but its buffers. ``values_at`` is a byte offset into the values section.
+    """Everything of an item but its buffers.
 
-    ``locations_at`` is the start index of a run, else a byte offset into the locations section.
+    ``values_at`` is a byte offset into the values section, 0 if the values are ``in_planes``.
+    ``locations_at`` is a byte offset into the locations section for gaps as published, else an element:
+    where a run or stride starts, or what the gaps count from.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Row:
     location_type: int
     locations_at: int
     target_digest: AuditDigest | None
+    in_planes: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -57,13 +59,18 @@ class Row:
 
     @property
     def values_bytes(self) -> int:
-        """Bytes of the row's values."""
-        return self.entries * bits_dtype(self.dtype).itemsize
+        """Bytes of the row in the values section; none if its values are in planes."""
+        return 0 if self.in_planes else self.entries * self.width
+
+    @property
+    def width(self) -> int:
+        """Bytes of one value."""
+        return bits_dtype(self.dtype).itemsize
 
     @property
     def locations_bytes(self) -> int:
-        """Bytes in the locations section; a run has none (RUN is 0, other types are widths)."""
-        return self.entries * self.location_type
+        """Bytes in the locations section, where only gaps as published are (their type is a width)."""
+        return self.entries * self.location_type if self.location_type in GAP_DTYPES else 0
 
 
 def max_table_bytes(num_items: int, limits: Limits) -> int:
@@ -88,7 +95,10 @@ def write_table(rows: Sequence[Row]) -> bytes:
         "dtype": [dtype_ids[row.dtype] for row in rows],
         "encoding": [ENCODING_IDS[row.encoding] for row in rows],
         "location_type": [row.location_type for row in rows],
-        "flags": [_HAS_DIGEST if row.target_digest is not None else 0 for row in rows],
+        "flags": [
+            (_HAS_DIGEST if row.target_digest is not None else 0) | (_IN_PLANES if row.in_planes else 0)
+            for row in rows
+        ],
     }
     parts = [np.array(columns[column], dtype=kind).tobytes() for column, kind in _COLUMNS.items()]
     header = _HEADER.pack(len(rows), len(dims), sum(map(len, names)))
@@ -141,8 +151,8 @@ def _check_columns(columns: _Columns, num_entries: int, limits: Limits) -> None:
     allowed = {
         "dtype": columns["dtype"] < len(known_dtypes()),
         "encoding": np.isin(columns["encoding"], tuple(_ENCODINGS)),
-        "location_type": np.isin(columns["location_type"], (RUN, *GAP_DTYPES)),
-        "flags": (columns["flags"] & ~np.uint8(_HAS_DIGEST)) == 0,
+        "location_type": np.isin(columns["location_type"], LOCATION_TYPES),
+        "flags": (columns["flags"] & ~np.uint8(_HAS_DIGEST | _IN_PLANES)) == 0,
         "dims": columns["dims"] <= limits.max_dims,
         "name_bytes": (names > 0) & (names <= limits.max_name_bytes),
     }
@@ -163,7 +173,7 @@ def _row(cells: dict[str, int], shape: tuple[int, ...], name: bytes) -> Row:
     row = Row(
         text, shape, known_dtypes()[cells["dtype"]], _ENCODINGS[cells["encoding"]], cells["entries"],
         cells["values_at"], cells["location_type"], cells["locations_at"],
-        digest if cells["flags"] & _HAS_DIGEST else None,
+        digest if cells["flags"] & _HAS_DIGEST else None, bool(cells["flags"] & _IN_PLANES),
     )  # fmt: skip
     if max(shape, default=0) > MAX_ELEMENTS or not row.entries <= row.num_elements <= MAX_ELEMENTS:
         raise PayloadError(f"item {text!r}: shape {shape} with {row.entries} entries is impossible")
@@ -179,7 +189,12 @@ def _row(cells: dict[str, int], shape: tuple[int, ...], name: bytes) -> Row:
 def _check_tiling(rows: Sequence[Row]) -> None:
     values_at = locations_at = 0
     for row in rows:
-        if row.values_at != values_at or (row.location_type != RUN and row.locations_at != locations_at):
+        in_section = row.location_type in GAP_DTYPES
+        if row.values_at != (0 if row.in_planes else values_at) or (
+            in_section and row.locations_at != locations_at
+        ):
             raise PayloadError(f"item {row.name!r}: offsets overlap or leave a hole")
+        if not in_section and row.location_type != RUN and row.locations_at >= row.num_elements:
+            raise PayloadError(f"item {row.name!r}: starts at {row.locations_at}, outside its shape")
         values_at += row.values_bytes
         locations_at += row.locations_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from dcr.codec import Payload, encode_payload
 from dcr.codec.head import HEAD_BYTES, Head, digest_of, read_head, write_payload
-from dcr.codec.sections import Kind, read_sections, write_sections
+from dcr.codec.sections import read_sections, write_sections
 
 _DIGEST = slice(HEAD_BYTES - 16, HEAD_BYTES)
 _MAX_BYTES = 1 << 40
@@ -19,7 +19,7 @@ class Parts:
     """Head and decompressed sections of one payload."""
 
     head: Head
-    sections: dict[Kind, bytes]
+    sections: dict[int, bytes]
 
 
 def split(data: bytes) -> Parts:
@@ -29,18 +29,19 @@ def split(data: bytes) -> Parts:
         memoryview(data)[HEAD_BYTES:],
         num_sections=head.num_sections,
         raw_bytes=head.raw_bytes,
-        bounds=dict.fromkeys(Kind, _MAX_BYTES),
+        max_bytes=_MAX_BYTES,
     )
     return Parts(head, sections)
 
 
 def join(parts: Parts) -> bytes:
-    """Compress ``parts.sections`` again; declared byte sizes and digest are made to match them.
+    """Compress ``parts.sections`` again; their number, byte sizes and the digest are made to match them.
 
     ``num_items`` and ``num_entries`` stay as ``parts.head`` has them.
     """
     body = write_sections(list(parts.sections.items()), level=1)
-    return join_body(parts.head, body, raw_bytes=sum(map(len, parts.sections.values())))
+    head = replace(parts.head, num_sections=len(parts.sections))
+    return join_body(head, body, raw_bytes=sum(map(len, parts.sections.values())))
 
 
 def join_body(head: Head, body: bytes, *, raw_bytes: int) -> bytes:
