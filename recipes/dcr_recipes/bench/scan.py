@@ -21,7 +21,7 @@ RATES = (0.001, 0.01, 0.03, 0.05)
 THREADS = (1, 2)
 MIB = 256
 QUICK_MIB = 2
-ROUNDS = 5
+ROUNDS = 11
 _SEED = 0
 _CEILING = "ceiling"
 

@@ -49,12 +49,18 @@ def median(costs: list[Cost]) -> Cost:
 def interleaved(
     works: Mapping[str, Work], *, rounds: int, clock: Clock = process_clock, warm: bool = True
 ) -> dict[str, Cost]:
-    """Median cost of each piece of work over ``rounds``; ``warm`` runs each once before, untimed."""
+    """Median cost of each piece of work over ``rounds``; ``warm`` runs each once before, untimed.
+
+    Every round begins one further on: what runs behind one that leaves caches cold or pages freed
+    would always be the slower for it.
+    """
     if warm:
         for work in works.values():
             work()
-    costs: dict[str, list[Cost]] = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            costs[name].append(timed(work, clock))
+    names = list(works)
+    costs: dict[str, list[Cost]] = {name: [] for name in names}
+    for turn in range(rounds):
+        first = turn % max(len(names), 1)
+        for name in (*names[first:], *names[:first]):
+            costs[name].append(timed(works[name], clock))
     return {name: median(found) for name, found in costs.items()}

@@ -24,6 +24,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     _scan(benches)
     _construct(benches)
     _codec(benches)
+    _apply(benches)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,3 +124,47 @@ def _codec(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser = _bench(benches, "codec", text)
     _mib(parser, "MiB of the checkpoint (default 384); only its changes are kept")
     parser.set_defaults(bench=bench)
+
+
+def _apply(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "applying changes through the learned map, the hook and a dense load, beside the floor of writing"
+    parser = _bench(benches, "apply", text)
+    parser.add_argument(
+        "--runtime", choices=("hf", "vllm"), default="hf", help="default hf; vllm needs 'make lane-vllm'"
+    )
+    parser.add_argument(
+        "--model", choices=("dense", "moe"), nargs="+", help="default: all that the runtime has"
+    )
+    parser.add_argument("--tp", type=_positive, nargs="+", metavar="N", help="default: hf 1, vllm 1 and 2")
+    parser.add_argument("--rates", type=_share, nargs="+", metavar="S", help="default 0.01 0.03")
+    parser.add_argument(
+        "--python", type=Path, metavar="FILE", help="interpreter of the lane (default .venv-vllm)"
+    )
+    parser.add_argument(
+        "--memory",
+        type=_positive,
+        nargs="?",
+        const=1000,
+        metavar="N",
+        help="measure memory over N refits (default 1000) in place of seconds",
+    )
+    parser.set_defaults(bench=_run_apply)
+
+
+def _run_apply(args: argparse.Namespace) -> "Report":
+    from dcr_recipes.bench import apply, memory
+
+    if args.memory:
+        return memory.run(num_refits=args.memory, quick=args.quick)
+    return apply.run(
+        apply.cases_of(
+            apply.Choice(args.runtime, args.model, args.tp, args.rates, args.python), quick=args.quick
+        )
+    )
+
+
+def _share(word: str) -> float:
+    share = float(word)
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{word} is not a share between 0 and 1")
+    return share
