@@ -17,6 +17,7 @@ from dcr.errors import AttemptFailed, ConfigError, Conflict, RefitError, Unsuppo
 from dcr.model import (
     ApplyAck,
     AttemptId,
+    AuditTable,
     Catalogue,
     CommitRecord,
     Manifest,
@@ -26,6 +27,7 @@ from dcr.model import (
     from_json,
 )
 from dcr.receiver import rules
+from dcr.receiver.examine import Examiner
 from dcr.receiver.fences import Fences
 from dcr.receiver.ports import RequestGate
 from dcr.receiver.proof import DecayedBase, Prover
@@ -50,13 +52,16 @@ class ReceiverAgent:
         catalogue: Catalogue,
         incarnation: str,
         check: str = "written",
+        slice_bytes: int = 16 << 20,
     ) -> None:
         """Prewarm, unless ``applier`` has been. ``check`` is that of ``dcr.config.RefitConfig``.
+
+        ``slice_bytes``: how much a step of the background audit reads at once.
 
         Raises:
             UnsupportedPath: the loader cannot take deltas.
         """
-        self._name = name
+        self.name = name
         self._incarnation = incarnation
         self._applier = applier
         self._gate = gate
@@ -66,7 +71,7 @@ class ReceiverAgent:
         self._catalogue = catalogue
         self._catalogue_digest = catalogue.digest()
         self._limits = Limits.of_catalogue(catalogue)
-        self._classification = applier.prewarm()
+        self.classification = applier.prewarm()
         self._prover = Prover(applier, archive, catalogue, check)
         self._lock = threading.RLock()
         self._fences = Fences()
@@ -75,6 +80,9 @@ class ReceiverAgent:
         self._session: Session | None = None
         self._ack: ApplyAck | None = None
         self._changed = True
+        self.num_standings = 0
+        self.lost = threading.Event()
+        self.examiner = Examiner(self, applier, archive, catalogue, slice_bytes=slice_bytes)
         gate.close()
 
     def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
@@ -118,7 +126,7 @@ class ReceiverAgent:
             observe.point("receiver.restore.before", version=record.version)
             self._stand(rules.EMPTY)
             self._changed = True
-            self._classification = self._prover.load(record, lambda: self._fences.is_cancelled(attempt))
+            self.classification = self._prover.load(record, lambda: self._fences.is_cancelled(attempt))
             self._stand(rules.clean(record), record)
             observe.point("receiver.restore.after", version=record.version)
             return self._report()
@@ -231,10 +239,10 @@ class ReceiverAgent:
         with self.holding_clean() as record:
             if record is None:
                 raise AttemptFailed(
-                    f"{self._name} is {self._standing.state.value}: only a clean version is audited"
+                    f"{self.name} is {self._standing.state.value}: only a clean version is audited"
                 )
             return ReceiverAudit(
-                self._name,
+                self.name,
                 self._incarnation,
                 self._catalogue_digest,
                 record.version,
@@ -253,29 +261,43 @@ class ReceiverAgent:
                 self._notice_rebuilt()
             yield self._record if self._standing.state is ReceiverState.CLEAN else None
 
-    def condemn(self, reason: str) -> None:
-        """Serve no more: resident bits are not the committed ones. Inside ``holding_clean``."""
+    @contextmanager
+    def holding(self) -> Iterator[ReceiverReport]:
+        """Nothing is written inside the block, whatever the state."""
         with self._lock:
-            _log.error("%s takes itself out: %s", self._name, reason)
-            observe.point("receiver.condemned", reason=reason)
-            self._stand(rules.EMPTY)
+            yield self._report()
 
-    @property
-    def state(self) -> ReceiverState:
-        """State at this instant; never waits."""
-        return self._standing.state
+    def committed(self, record: CommitRecord) -> AuditTable:
+        """Audit table of ``record``, from the archive. Raises StoreError."""
+        return self._prover.committed(record)
+
+    def condemn(self, reason: str) -> int:
+        """Serve no more: resident bits are not the committed ones. Inside ``holding_clean``.
+
+        ``lost`` is set: whoever runs this process asks the coordinator to be admitted again. Returns
+        ``num_standings``, which tells whether anything happened since.
+        """
+        with self._lock:
+            _log.error("%s takes itself out: %s", self.name, reason)
+            observe.point("receiver.condemned", reason=reason)
+            self.lost.set()
+            try:
+                self._stand(rules.EMPTY)
+            except AttemptFailed as err:  # the gate is shut, but a request in flight would not end
+                _log.error("%s: %s", self.name, err)
+            return self.num_standings
 
     def _report(self) -> ReceiverReport:
         standing = self._standing
         known = standing.state in (ReceiverState.CLEAN, ReceiverState.MIXED)
         return ReceiverReport(
-            receiver=self._name,
+            receiver=self.name,
             incarnation=self._incarnation,
             state=standing.state,
             version=standing.version if known else -1,
             fenced=self._fences.fenced,
             opened=standing.opened,
-            classification=self._classification,
+            classification=self.classification,
         )
 
     def _check_record(self, record: CommitRecord) -> None:
@@ -298,14 +320,14 @@ class ReceiverAgent:
         """
         if self._standing.state is ReceiverState.EMPTY or not (why := self._applier.rebuilt()):
             return
-        _log.warning("%s: the runtime rebuilt its storage (%s)", self._name, why)
+        _log.warning("%s: the runtime rebuilt its storage (%s)", self.name, why)
         self._changed = True
         record = self._record if self._standing.state is ReceiverState.CLEAN else None
         if record is None:
             self._stand(rules.EMPTY)
             return
         try:
-            self._classification = self._prover.relearn(record)
+            self.classification = self._prover.relearn(record)
         except RefitError as err:
             self.condemn(str(err))
             if isinstance(err, UnsupportedPath):
@@ -317,17 +339,20 @@ class ReceiverAgent:
         Raises:
             AttemptFailed: it was; the next fence finds it learned, or empty.
         """
-        announced = self._classification
+        announced = self.classification
         self._notice_rebuilt()
-        if self._classification != announced:
-            raise AttemptFailed(f"{self._name}: the runtime rebuilt its storage, whose paths now differ")
+        if self.classification != announced:
+            raise AttemptFailed(f"{self.name}: the runtime rebuilt its storage, whose paths now differ")
 
     def _stand(self, standing: rules.Standing, record: CommitRecord | None = None) -> None:
         """Take on a standing that no open attempt writes to; what is not proven is not served."""
         self._standing = standing
+        self.num_standings += 1
         self._record = record if standing.state is ReceiverState.CLEAN else None
         if standing.state is not ReceiverState.MIXED:
             self._session = None
+        if standing.state is ReceiverState.CLEAN:
+            self.lost.clear()
         if standing.state is ReceiverState.EMPTY:
             self._gate.close()
 
@@ -359,8 +384,8 @@ class ReceiverAgent:
             check_s = self._prover.after_apply(manifest, was_torn=not session.xor_allowed)
         except DecayedBase as err:
             self._stand(rules.EMPTY)
-            raise AttemptFailed(f"{self._name}: {err}") from err
+            raise AttemptFailed(f"{self.name}: {err}") from err
         if self._fences.is_cancelled(session.attempt):
             raise Conflict(f"attempt {session.attempt} was replaced while it was checked")
         self._standing = rules.completed(self._standing)
-        self._ack = session.acknowledge(self._name, digest, check_s)
+        self._ack = session.acknowledge(self.name, digest, check_s)

@@ -24,6 +24,7 @@ from dcr.model import (
 )
 from dcr.receiver.failures import joined_failure
 from dcr.receiver.join import Joined, diagnose, join
+from dcr.receiver.locate import differing_ranges
 from dcr.receiver.rank import ItemKey, PartDigests, RankPlacement, RankPort
 from dcr.receiver.writer import ApplyStats, Cancelled, Slice, never
 
@@ -45,6 +46,7 @@ class InstanceWriter:
     def __init__(self, ranks: Sequence[RankPort], catalogue: Catalogue) -> None:
         self._ranks = tuple(ranks)
         self._specs = catalogue.by_name()
+        self._key = catalogue.audit_key
         self._pool = ThreadPoolExecutor(len(ranks), "rank") if len(ranks) > 1 else None
         self._placements: list[RankPlacement] = []
         self._joined: Joined | None = None
@@ -154,6 +156,15 @@ class InstanceWriter:
         """Digest of each slice, as ``audit`` counts. Raises IntegrityError as ``audit``."""
         answers = self._each(lambda _, rank: rank.scan(slices))
         return [self._count(piece.name, [answer[i] for answer in answers]) for i, piece in enumerate(slices)]
+
+    def locate(self, name: str, truth: Bits) -> dict[int, tuple[tuple[int, int], ...]]:
+        """See ``Writer``: each rank against ``truth``, so that a replica is blamed on its own rank."""
+        parts = self.joined.parts[name].of_rank
+
+        def ranges(r: int, rank: RankPort) -> tuple[tuple[int, int], ...]:
+            return differing_ranges(rank.scan, name, truth, parts[r], key=self._key) if parts[r] else ()
+
+        return {r: found for r, found in enumerate(self._each(ranges)) if found}
 
     def diagnose(self) -> tuple[RankDiagnosis, ...]:
         """See ``Writer``."""

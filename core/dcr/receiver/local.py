@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 
 from dcr.audit import digest_at
-from dcr.model import AuditDigest, Catalogue, RankDiagnosis, TensorChoice
+from dcr.model import AuditDigest, Bits, Catalogue, RankDiagnosis, TensorChoice
 from dcr.receiver.apply import Applier
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.writer import Slice, Writer
@@ -40,6 +40,12 @@ class _HookWriter(Applier):
             index = np.flatnonzero(covered[start:stop]) + start
             found.append(digest_at(self._key, name, index, bits[index]))
         return found
+
+    def locate(self, name: str, truth: Bits) -> dict[int, tuple[tuple[int, int], ...]]:
+        """See ``Writer``."""
+        bits, covered = self.placement.read_back(name)
+        wrong = np.flatnonzero(covered & (bits != truth)).tolist()
+        return {0: tuple((i, i + 1) for i in wrong)} if wrong else {}
 
     def diagnose(self) -> tuple[RankDiagnosis, ...]:
         """See ``Writer``."""

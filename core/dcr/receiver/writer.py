@@ -87,6 +87,13 @@ class Writer(Protocol):
         """Digest what is resident of each slice. Raises IntegrityError if copies differ."""
         ...
 
+    def locate(self, name: str, truth: Bits) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Where resident bits of ``name`` are not ``truth`` [num_elements]: rank -> ranges [start, stop).
+
+        Ranks without a difference are absent. Only for a mismatch that was found: it reads all of it.
+        """
+        ...
+
     def diagnose(self) -> tuple[RankDiagnosis, ...]:
         """How each rank takes each tensor, and why; for people."""
         ...

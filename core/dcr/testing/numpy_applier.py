@@ -100,6 +100,12 @@ class NumpyApplier:
             found.append(digest_at(self._catalogue.audit_key, name, index, bits))
         return found
 
+    def locate(self, name: str, truth: Bits) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Element by element."""
+        resident = self.resident[self._catalogue.by_name()[name].name]
+        wrong = np.flatnonzero(resident != truth).tolist()
+        return {0: tuple((i, i + 1) for i in wrong)} if wrong else {}
+
     def diagnose(self) -> tuple[RankDiagnosis, ...]:
         """Nothing to say."""
         return ()

@@ -37,10 +37,10 @@ class Copy:
 
 @dataclass(slots=True)
 class ToyRank:
-    """Implements ``RankPort``. Tests reach into ``copies``, ``fails`` and ``rebuild``.
+    """Implements ``RankPort``. Tests reach into it.
 
-    ``fails``: method name -> what it raises. ``generation`` counts rebuilds, ``learned`` is that of the
-    last prewarm.
+    ``fails``: method name -> what it raises; ``classes`` and ``refusals`` are what prewarm answers.
+    ``generation`` counts rebuilds, ``learned`` is that of the last prewarm.
     """
 
     rank: int
@@ -48,6 +48,7 @@ class ToyRank:
     copies: dict[str, list[Copy]] = field(init=False)
     fails: dict[str, BaseException] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
+    classes: dict[str, PathClass] = field(default_factory=dict)
     generation: int = 0
     learned: int = -1
     num_prewarms: int = 0
@@ -168,7 +169,7 @@ class ToyRank:
         if not held:
             return RankPath(PathClass.SKIP, Method.NONE, skipped=name == "head.weight")
         cover = tuple(_box(self.specs[name], block) for block in held)
-        return RankPath(PathClass.XOR, Method.LEARNED, cover=cover)
+        return RankPath(self.classes.get(name, PathClass.XOR), Method.LEARNED, cover=cover)
 
     def _digests(self, name: str, locations: NDArray[np.int64], error: type[Exception]) -> PartDigests:
         """Digest of ``locations`` as held, by part."""

@@ -36,6 +36,8 @@ from dcr.transport.object_transport import ObjectTransport
 
 OWNERS = ("owner-0", "owner-1")
 RECEIVERS = ("runtime-0", "runtime-1")
+IN_ORDER = CodecConfig(threads=1)
+"""Everything in one thread: which mark is the n-th does not depend on luck."""
 
 
 class Crash(BaseException):
@@ -258,7 +260,7 @@ class World:
         self.archive.put_object("catalogue", to_json(self.catalogue))
         transport = ObjectTransport(self.store, self.catalogue.run)
         setup = OwnerSetup(
-            self.catalogue, self.archive, transport, baseline, CodecConfig(), new_nonce(), deadline_s=2.0
+            self.catalogue, self.archive, transport, baseline, IN_ORDER, new_nonce(), deadline_s=2.0
         )
         return OwnerAgent(rank, source, setup)
 
