@@ -36,13 +36,22 @@ $(VLLM_STAMP): requirements/vllm.txt pyproject.toml
 	$(VLLM_BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-.PHONY: setup setup-vllm check test lane-vllm grpo fuzz
+.PHONY: setup setup-vllm check test lane-vllm lane-services model grpo fuzz
 setup-vllm: $(VLLM_STAMP)
 
 # Real loaders and engines; LANE_ARGS="-m slow" for the long ones.
 LANE_ARGS ?= -m "not slow"
 lane-vllm: setup-vllm
 	$(VLLM_BIN)/python -m pytest tests/lanes/vllm $(LANE_ARGS)
+
+# Real servers of the distribution (etcd) and the model checker; installs them if they are missing.
+lane-services: setup
+	scripts/install_services.sh
+	$(BIN)/pytest tests/lanes/services $(LANE_ARGS)
+
+model:
+	scripts/install_services.sh
+	scripts/check_model.sh $(MODEL_ARGS)
 
 setup: $(STAMP) $(MODEL_STAMP)
 
