@@ -66,13 +66,16 @@ def smallest_size(raw: Raw, level: int) -> int:
 
 
 def sample(raw: Raw) -> Raw:
-    """Slices spread over ``raw``, a sixteenth of it or more; all of it if that is little."""
+    """Slices spread over ``raw``, a sixteenth of it or more; all of it if that is little.
+
+    They begin at multiples of 8 bytes, so that elements of any width stay whole.
+    """
     num_bytes = len(raw)
     if num_bytes <= TRY_WHOLE_BYTES:
         return raw
     count = max(1, num_bytes // (_SAMPLED_SHARE * _SLICE_BYTES))
-    step = (num_bytes - _SLICE_BYTES) // max(1, count - 1) if count > 1 else 0
-    first = (num_bytes - _SLICE_BYTES) // 2 if count == 1 else 0
+    step = (num_bytes - _SLICE_BYTES) // max(1, count - 1) // 8 * 8 if count > 1 else 0
+    first = (num_bytes - _SLICE_BYTES) // 2 // 8 * 8 if count == 1 else 0
     view = memoryview(raw)
     return b"".join(view[first + index * step :][:_SLICE_BYTES] for index in range(count))
 
