@@ -11,12 +11,21 @@ CHECKS = ("written", "full", "off")
 
 @dataclass(slots=True)
 class CodecConfig:
-    """Payload construction (paper Appendix C). Sizes are MiB of source bytes before comparison."""
+    """Payload construction (paper Appendix C). Sizes are MiB of source bytes before comparison.
 
-    name: str = "published"
+    ``threads`` convert and encode, one more sends; 1 does everything in the caller's thread, one thing
+    after the other; 0 takes as many as there are cores, at least 2 and at most 8. ``queue`` payloads at
+    most are encoded or sent while the next is filled. A shard of which a larger share than ``dense_share``
+    changed is sent whole. The payloads do not depend on ``threads`` and ``queue``.
+    """
+
+    name: str = "planes"
     zstd_level: int = 1
     chunk_mib: int = 64
     bucket_mib: int = 512
+    threads: int = 0
+    queue: int = 2
+    dense_share: float = 0.3
 
 
 @dataclass(slots=True)
@@ -34,6 +43,18 @@ class CommitConfig:
 
 
 @dataclass(slots=True)
+class AuditConfig:
+    """Background audit of what receivers serve (B6).
+
+    ``rate_mib_s`` MiB of weights are read a second at most, by all ranks of an instance together; 0: none.
+    ``slice_mib`` are read at once, while refits wait.
+    """
+
+    rate_mib_s: float = 64.0
+    slice_mib: float = 16.0
+
+
+@dataclass(slots=True)
 class RefitConfig:
     """What one side of a refit needs to know.
 
@@ -45,3 +66,4 @@ class RefitConfig:
     codec: CodecConfig = field(default_factory=CodecConfig)
     commit: CommitConfig = field(default_factory=CommitConfig)
     check: str = "written"
+    audit: AuditConfig = field(default_factory=AuditConfig)

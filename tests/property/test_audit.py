@@ -12,6 +12,7 @@ from dcr.audit import (
     combine,
     digest_at,
     digest_map,
+    digest_pair,
     digest_tensor,
     table_digest,
     term_key,
@@ -68,6 +69,10 @@ def test_compiled_and_numpy_paths_agree(width: int, size: int) -> None:
     bits.flags.writeable = False
     assert digest_at(KEY, "w", positions(size), bits) == dense
     assert digest_at(KEY, "w", where, bits) == digest_at(KEY, "w", where, bits, force_numpy=True)
+    other = bits[::-1].copy()
+    expected = digest_at(KEY, "w", where, bits), digest_at(KEY, "w", where, other)
+    assert digest_pair(KEY, "w", where, (bits, other)) == expected
+    assert digest_pair(KEY, "w", where, (bits, other), force_numpy=True) == expected
     some = slice(0, 4096)
     assert digest_at(KEY, "w", where[some], bits[some]) == reference(
         KEY, "w", where[some].tolist(), bits[some]
@@ -158,6 +163,10 @@ def test_malformed_input_is_refused() -> None:
         digest_tensor(KEY, "w", bits.astype(np.int16))
     with pytest.raises(ConfigError, match="both be"):
         digest_at(KEY, "w", positions(3), bits)
+    with pytest.raises(ConfigError, match="both be"):
+        digest_pair(KEY, "w", positions(3), (bits, bits))
+    with pytest.raises(ConfigError, match="not bits of one tensor"):
+        digest_pair(KEY, "w", positions(2), (bits, bits.astype("<u4")))
 
 
 def test_table_digest_ignores_insertion_order_only() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcr.audit import digest_tensor
-from dcr.codec import Item
+from dcr.codec import Item, combining
+from dcr.codec.choice import CODECS
 from dcr.config import CodecConfig
 from dcr.model import AttemptId, AuditTable, Encoding, PathClass, TensorSpec, known_dtypes
 from dcr.testing.toy_fleet import ToyFleet, apply_items, joined_audit
@@ -63,7 +64,13 @@ def test_items_are_exactly_the_dense_difference(
     tensors: list[ToyTensor], num_ranks: int, seed: int, data: st.DataObject
 ) -> None:
     rng = np.random.default_rng(seed)
-    codec = CodecConfig(chunk_mib=data.draw(st.integers(0, 1)), bucket_mib=data.draw(st.integers(0, 1)))
+    codec = CodecConfig(
+        name=data.draw(st.sampled_from(CODECS)),
+        chunk_mib=data.draw(st.integers(0, 1)),
+        bucket_mib=data.draw(st.integers(0, 1)),
+        threads=data.draw(st.integers(1, 2)),
+        dense_share=data.draw(st.sampled_from([0.0, 0.3, 1.0])),
+    )
     versions = [random_bits(tensors, rng)]
     with TemporaryDirectory() as folder:
         fleet = ToyFleet(Path(folder), tensors, versions[0], num_ranks=num_ranks, codec=codec)
@@ -94,8 +101,12 @@ def check_items(
     claims: Counter[tuple[str, int]] = Counter()
     for item in items:
         claims.update((item.name, int(at)) for at in item.locations)
-        xor = classification.get(item.name) is PathClass.XOR
-        assert (item.encoding is Encoding.XOR) == xor
+        combines = classification.get(item.name) is PathClass.XOR
+        expected = combining(fleet.codec.name, item.dtype) if combines else Encoding.OVERWRITE
+        whole = len(item.locations) in shard_sizes(fleet, item.name)
+        # absolute values are always right; they are chosen where a whole shard is smaller so
+        assert item.encoding is expected or (item.encoding is Encoding.OVERWRITE and whole)
+        assert whole or fleet.codec.dense_share > 0
         assert item.target_digest is not None
         assert item.target_digest.count == item.num_entries > 0
     assert not claims or max(claims.values()) == 1  # one owner for each element and name
@@ -107,6 +118,12 @@ def check_items(
                 assert equal({spec.name: apply_items(tied, old)[spec.name]}, {spec.name: new[spec.name]})
             else:
                 assert not own
+
+
+def shard_sizes(fleet: ToyFleet, name: str) -> set[int]:
+    """Elements of each rank's shard of the tensor."""
+    tasks = [task for baseline in fleet.baselines for task in baseline.tasks]
+    return {task.map.num_mapped for task in tasks if name in (task.name, *task.aliases)}
 
 
 @settings(max_examples=20)

@@ -28,7 +28,7 @@ TENSORS = (
 )
 CATALOGUE = Catalogue("ab" * 16, "cd" * 16, tuple(tensor.spec for tensor in TENSORS))
 NUM_OWNERS = 2
-PER_TASK = CodecConfig(chunk_mib=0, bucket_mib=0)  # one payload a task: several in flight
+PER_TASK = CodecConfig(chunk_mib=0, bucket_mib=0, threads=1)  # a payload a task, in one thread
 
 
 class Crash(BaseException):

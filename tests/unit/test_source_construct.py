@@ -2,24 +2,18 @@
 
 import subprocess
 import sys
-import weakref
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from dcr.audit import EMPTY
 from dcr.codec import Item
-from dcr.config import CodecConfig
 from dcr.errors import ConfigError, UnsupportedPath
 from dcr.indexmap import IndexMap
-from dcr.model import AttemptId, Encoding, PathClass, known_dtypes, width_bytes
+from dcr.model import Encoding, PathClass, known_dtypes, width_bytes
 from dcr.source import AffineTask, owned, owner_of, stable_hash
-from dcr.source.construct import MIB, buckets, chunks, emitted_names, refuse_unsupported
-from dcr.source.publish import Converted, Lane, Work, publish_payloads
+from dcr.source.construct import chunks, emitted_names, refuse_unsupported
 from dcr.source.representation import FirstAttempt, Retry
-from dcr.transport.memory import MemoryStore
-from dcr.transport.object_transport import ObjectTransport
 from dcr.transport.values import combined, differences
 
 
@@ -119,45 +113,3 @@ def test_chunks_close_at_the_target_and_never_split() -> None:
 
 def item(name: str) -> Item:
     return Item(name, (4,), "bfloat16", Encoding.OVERWRITE, np.zeros(1, np.int64), np.zeros(1, np.uint16))
-
-
-def test_bucket_counts_the_full_source_bytes_of_chunks_that_emitted() -> None:
-    """Chunks of 1 MiB, buckets of 2: quiet chunks do not count, loud ones count whole."""
-    tasks = [task(str(number), MIB // 4) for number in range(12)]  # half a MiB each: two a chunk
-    loud = {"0", "4", "5", "8", "10"}
-    packed = buckets(
-        tasks,
-        lambda one: [item(one.name)] if one.name in loud else [],
-        CodecConfig(chunk_mib=1, bucket_mib=2),
-    )
-    assert [[one.name for one in bucket] for bucket in packed] == [["0", "4", "5"], ["8", "10"]]
-
-
-def test_buckets_are_built_one_at_a_time() -> None:
-    seen: list[str] = []
-
-    def convert(one: AffineTask) -> list[Item]:
-        seen.append(one.name)
-        return [item(one.name)]
-
-    packed = buckets(
-        [task(str(number)) for number in range(9)], convert, CodecConfig(chunk_mib=0, bucket_mib=0)
-    )
-    next(packed)
-    assert seen == ["0"]
-
-
-def test_a_published_bucket_is_freed_before_the_next_is_filled() -> None:
-    alive: list[weakref.ref[np.ndarray]] = []
-
-    def convert(one: AffineTask) -> Converted:
-        assert [ref() for ref in alive] == [None] * len(alive)
-        found = item(one.name)
-        alive.append(weakref.ref(found.values))
-        return Converted([found], (EMPTY, EMPTY), 1)
-
-    work = Work(AttemptId(1, 1), 0, [task(str(number)) for number in range(3)], convert, lambda: None)
-    codec = CodecConfig(chunk_mib=0, bucket_mib=0)
-    transport = ObjectTransport(MemoryStore(), "ab" * 16)
-    close = publish_payloads(work, Lane(0, "ab" * 16, "cd" * 16, (), codec, transport))
-    assert len(close.payloads) == len(alive) == 3

@@ -104,11 +104,11 @@ def test_items_follow_the_classification(fleet: ToyFleet) -> None:
     del paths["bias"]
     items = fleet.items(fleet.construct(ONE, paths))
     assert {item.name: item.encoding for item in items} == {
-        "embed": Encoding.XOR,
+        "embed": Encoding.DELTA16,
         "head": Encoding.OVERWRITE,
         "norm": Encoding.OVERWRITE,  # skipped by all, yet the archive must be able to rebuild it
         "bias": Encoding.OVERWRITE,  # absent from the classification
-        "proj": Encoding.XOR,
+        "proj": Encoding.DELTA16,
     }
     embed = [item for item in items if item.name == "embed"]
     head = [item for item in items if item.name == "head"]

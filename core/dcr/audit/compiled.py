@@ -48,6 +48,27 @@ def run(lanes: Any, seed0: Any, seed1: Any, first: Any, step: Any) -> Any:
 
 
 @numba.njit(nogil=True)
+def scattered_pair(left: Any, right: Any, indices: Any, seed0: Any, seed1: Any, lane: Any) -> Any:
+    """As ``scattered`` of ``left`` and of ``right``, both [L]: three words each; a key is computed once."""
+    left0 = left1 = left2 = _ZERO
+    right0 = right1 = right2 = _ZERO
+    for i in range(indices.size):
+        key = _key(np.uint64(indices[i]) * _TWO + lane, seed0, seed1)
+        key_low, key_high = key & _LOW, key >> _S32
+        value = np.uint64(left[i]) + _ONE
+        low, high = key_low * value, key_high * value
+        left0 += low & _LOW
+        left1 += (low >> _S32) + (high & _LOW)
+        left2 += high >> _S32
+        value = np.uint64(right[i]) + _ONE
+        low, high = key_low * value, key_high * value
+        right0 += low & _LOW
+        right1 += (low >> _S32) + (high & _LOW)
+        right2 += high >> _S32
+    return (left0, left1, left2), (right0, right1, right2)
+
+
+@numba.njit(nogil=True)
 def scattered(lanes: Any, indices: Any, seed0: Any, seed1: Any, lane: Any) -> Any:
     """Three words of the sum over ``lanes`` [L] at canonical ``indices`` int64 [L]."""
     word0 = word1 = word2 = _ZERO

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr.audit.kernels import Lanes, sum_at, sum_run
+from dcr.audit.kernels import Lanes, sum_at, sum_pair_at, sum_run
 from dcr.audit.keys import MODULUS, seeds
 from dcr.errors import ConfigError
 from dcr.model import AuditDigest, AuditTable, digest_hex, to_json
@@ -66,6 +66,27 @@ def digest_at(
     return AuditDigest(total % MODULUS, bits.size)
 
 
+def digest_pair(
+    key: str, name: str, indices: Indices, pair: tuple[Lanes, Lanes], *, force_numpy: bool = False
+) -> tuple[AuditDigest, AuditDigest]:
+    """``digest_at`` of both arrays [E] of ``pair`` at the same ``indices``, for little more than one costs.
+
+    Raises:
+        ConfigError: as ``digest_at``; or the two are of different widths.
+    """
+    left, right = pair
+    if left.dtype != right.dtype:
+        raise ConfigError(f"digests of {name!r}: {left.dtype} and {right.dtype} are not bits of one tensor")
+    if left.itemsize == 8 or left.shape != indices.shape or right.shape != indices.shape:
+        return (
+            digest_at(key, name, indices, left, force_numpy=force_numpy),
+            digest_at(key, name, indices, right, force_numpy=force_numpy),
+        )
+    lanes = _lanes(name, left), _lanes(name, right)
+    totals = sum_pair_at(lanes, indices, seeds(key, name), 0, force_numpy=force_numpy)
+    return AuditDigest(totals[0], left.size), AuditDigest(totals[1], right.size)
+
+
 def digest_map(
     key: str, name: str, index_map: FarIndices, local_bits: Lanes, *, force_numpy: bool = False
 ) -> AuditDigest:
@@ -104,7 +125,11 @@ def update(
     Raises:
         ConfigError: as ``digest_at``.
     """
-    old, new = digest_at(key, name, indices, old_bits), digest_at(key, name, indices, new_bits)
+    return exchange(digest, *digest_pair(key, name, indices, (old_bits, new_bits)))
+
+
+def exchange(digest: AuditDigest, old: AuditDigest, new: AuditDigest) -> AuditDigest:
+    """Digest after the elements whose digest is ``old`` have become those of ``new``."""
     return AuditDigest((digest.total + new.total - old.total) % MODULUS, digest.count)
 
 

@@ -65,6 +65,24 @@ def sum_at(lanes: Lanes, indices: Positions, seeds: tuple[int, int], lane: int, 
     return total % MODULUS
 
 
+def sum_pair_at(
+    pair: tuple[Lanes, Lanes], indices: Positions, seeds: tuple[int, int], lane: int, *, force_numpy: bool
+) -> tuple[int, int]:
+    """As ``sum_at`` of both arrays, which lie at the same ``indices`` [L]."""
+    if force_numpy or indices.size < _COMPILE_FROM:
+        left, right = (sum_at(lanes, indices, seeds, lane, force_numpy=force_numpy) for lanes in pair)
+        return left, right
+    totals = [0, 0]
+    for start in range(0, indices.size, _MAX_TERMS):
+        part = slice(start, start + _MAX_TERMS)
+        words = _compiled().scattered_pair(
+            pair[0][part], pair[1][part], indices[part],
+            np.uint64(seeds[0]), np.uint64(seeds[1]), np.uint64(lane),
+        )  # fmt: skip
+        totals = [total + _join(found) for total, found in zip(totals, words, strict=True)]
+    return totals[0] % MODULUS, totals[1] % MODULUS
+
+
 def _join(words: Words) -> int:
     return int(words[0]) + (int(words[1]) << 32) + (int(words[2]) << 64)
 

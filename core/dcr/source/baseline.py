@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from dcr.errors import IntegrityError
 from dcr.model import Bits
-from dcr.source.change import TaskChange, require_shape
+from dcr.source.change import Change, require_shape
 from dcr.source.digests import DigestTable, TaskDigests, chunk_ranges, digest_task
 from dcr.source.task import AffineTask
 from dcr.source.tracker_file import TrackerFile
@@ -123,7 +123,7 @@ class Baseline:
             if task.key not in expected or self._digests.get(task.key) != expected[task.key]
         )
 
-    def fold_in(self, version: int, digests: DigestTable, changes: Iterable[TaskChange]) -> None:
+    def fold_in(self, version: int, digests: DigestTable, changes: Iterable[Change]) -> None:
         """Write absolute candidate bits into every tracker, durably, and advance to ``version``.
 
         ``digests`` are the candidate's, by task key; ``changes`` gives one entry per task, found
@@ -184,7 +184,7 @@ class Baseline:
         write_index(self._index_path, index)
         self._index, self._version = index, version
 
-    def _fold_task(self, change: TaskChange, wanted: TaskDigests) -> None:
+    def _fold_task(self, change: Change, wanted: TaskDigests) -> None:
         """Write one task. Whoever finds other bits than announced must not leave them in a tracker."""
         task, before = change.task, self._digests.get(change.task.key)
         if before is not None and change.digests(self._audit_key, before) != wanted:
@@ -195,7 +195,7 @@ class Baseline:
             )
         tracker = self._file.view(task)
         self._digests.pop(task.key, None)
-        tracker[change.local] = change.new
+        change.write(tracker)
         after = wanted if before is not None else digest_task(self._audit_key, task, tracker)
         if after != wanted:
             raise IntegrityError(f"the tracker of task {task.key!r} is torn and its candidate has changed")

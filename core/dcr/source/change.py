@@ -4,7 +4,7 @@ Shapes: N local elements, E changed ones that have a canonical place.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from dcr import observe
 from dcr.errors import ConfigError
 from dcr.model import Bits, bits_dtype
-from dcr.source.detect import Indices, changed_indices
-from dcr.source.digests import TaskDigests, advance
+from dcr.source.detect import Changes, Indices, find_changes
+from dcr.source.digests import TaskDigests, advance, chunk_ranges, digest_task
 from dcr.source.task import AffineTask
 
 
@@ -30,9 +30,51 @@ class TaskChange:
     old: Bits
     new: Bits
 
+    @property
+    def num_changed(self) -> int:
+        """E."""
+        return self.locations.size
+
     def digests(self, audit_key: str, before: TaskDigests) -> TaskDigests:
         """Digests of the candidate, given those of the baseline."""
+        return self.proofs(audit_key, before)[0]
+
+    def proofs(self, audit_key: str, before: TaskDigests) -> tuple[TaskDigests, TaskDigests]:
+        """Digests of the candidate, and of its changed elements alone; name by name."""
         return advance(audit_key, self.task, before, (self.locations, self.old, self.new))
+
+    def write(self, tracker: Bits) -> None:
+        """Bring the ``tracker`` [N] to the candidate."""
+        tracker[self.local] = self.new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeChange:
+    """A task of which so much changed that it is handled whole, without an index for every element.
+
+    ``new`` are the candidate's stored bits [N], ``num_changed`` how many mapped ones differ.
+    """
+
+    task: AffineTask
+    new: Bits
+    num_changed: int
+
+    def digests(self, audit_key: str, before: TaskDigests) -> TaskDigests:
+        """Digests of the candidate; nothing follows from ``before``."""
+        del before
+        return digest_task(audit_key, self.task, self.new)
+
+    def proofs(self, audit_key: str, before: TaskDigests) -> tuple[TaskDigests, TaskDigests]:
+        """Digests of the candidate, twice: all of its elements are sent."""
+        digests = self.digests(audit_key, before)
+        return digests, digests
+
+    def write(self, tracker: Bits) -> None:
+        """Bring the ``tracker`` [N] to the candidate."""
+        tracker[:] = self.new
+
+
+Change: TypeAlias = TaskChange | WholeChange
 
 
 def require_shape(task: AffineTask, bits: NDArray[Any], what: str) -> None:
@@ -49,27 +91,47 @@ def require_shape(task: AffineTask, bits: NDArray[Any], what: str) -> None:
         )
 
 
-def find_change(task: AffineTask, candidate: Bits, baseline: Bits) -> TaskChange:
+def find_change(task: AffineTask, candidate: Bits, baseline: Bits, *, dense_share: float = 1.0) -> Change:
     """Compare on stored bits, then map local to canonical indices.
+
+    If more than ``dense_share`` of the elements differ the result is a WholeChange.
 
     Raises:
         ConfigError: the candidate's bits are not of the task's dtype and size.
     """
     require_shape(task, candidate, "the candidate")
     with observe.span("owner.compare", key=task.key, num_bytes=candidate.nbytes):
-        local = changed_indices(candidate, baseline)
-    with observe.span("owner.project", key=task.key, num_changed=local.size):
-        return _project(task, local, candidate, baseline)
+        found = find_changes(candidate, baseline, at_most=int(dense_share * task.num_elements))
+        if found is None:
+            return WholeChange(task, candidate, _count_mapped(task, candidate, baseline))
+    with observe.span("owner.project", key=task.key, num_changed=found.local.size):
+        return _project(task, found)
 
 
-def whole(task: AffineTask, bits: Bits) -> TaskChange:
-    """Every element of ``bits`` [N] as a change (the anchor)."""
-    local = np.arange(task.num_elements, dtype=np.int64)
-    return _project(task, local, bits, bits)
+def everything(task: AffineTask) -> tuple[Indices, Indices | None]:
+    """Every mapped element: ascending locations [F], and the local index of each (None: 0 .. N - 1)."""
+    shift = task.map.shift
+    if shift is not None:
+        return np.arange(shift, shift + task.num_elements, dtype=np.int64), None
+    return task.map.to_far_sorted(np.arange(task.num_elements, dtype=np.int64))
 
 
-def _project(task: AffineTask, local: Indices, candidate: Bits, baseline: Bits) -> TaskChange:
-    locations, order = task.map.to_far_sorted(local)
-    if order is not None:
-        local = local[order]
-    return TaskChange(task, local, locations, baseline[local], candidate[local])
+def _project(task: AffineTask, found: Changes) -> TaskChange:
+    if task.map.shift == 0:
+        return TaskChange(task, found.local, found.local, found.old, found.new)
+    locations, order = task.map.to_far_sorted(found.local)
+    if order is None:
+        return TaskChange(task, found.local, locations, found.old, found.new)
+    return TaskChange(task, found.local[order], locations, found.old[order], found.new[order])
+
+
+def _count_mapped(task: AffineTask, candidate: Bits, baseline: Bits) -> int:
+    """How many mapped elements differ, in pieces of bounded size."""
+    total = 0
+    for local in chunk_ranges(task.num_elements):
+        part = slice(int(local[0]), int(local[-1]) + 1)
+        differs = candidate[part] != baseline[part]
+        if not task.map.is_complete:
+            differs &= task.map.to_far(local) >= 0
+        total += int(np.count_nonzero(differs))
+    return total

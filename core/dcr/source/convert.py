@@ -5,25 +5,33 @@ from dataclasses import dataclass
 
 from dcr import observe
 from dcr.codec import Item
-from dcr.model import Classification, Encoding
+from dcr.config import CodecConfig
+from dcr.model import Bits, Classification, Encoding
 from dcr.source.baseline import Baseline
 from dcr.source.candidate import Candidate, require_same_bits
-from dcr.source.change import TaskChange, find_change, whole
-from dcr.source.construct import Specs, emitted_names, make_item
+from dcr.source.change import Change, TaskChange, everything, find_change
+from dcr.source.construct import Specs, emitted_names
+from dcr.source.density import pays_whole, whole_encoding
+from dcr.source.digests import TaskDigests, names_of
 from dcr.source.ports import ShardSource
 from dcr.source.publish import Converted
 from dcr.source.representation import Representation
 from dcr.source.task import AffineTask
+from dcr.transport.values import differences
 
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """The candidate's shards, the trackers they are compared with, and the catalogue's view of both."""
+    """The candidate's shards, the trackers they are compared with, and the catalogue's view of both.
+
+    A shard of which more than ``dense_share`` changed is sent whole. Thread-safe for different tasks.
+    """
 
     source: ShardSource
     baseline: Baseline
     specs: Specs
     audit_key: str
+    dense_share: float = CodecConfig().dense_share
 
     def changes(
         self, candidate: Candidate, representation: Representation, classification: Classification
@@ -34,31 +42,80 @@ class Converter:
         """
 
         def convert(task: AffineTask) -> Converted:
-            change = self._find(task)
-            digests = change.digests(self.audit_key, self.baseline.digests(task))
+            old, new = self.baseline.bits(task), self.source.read(task)
+            change = find_change(task, new, old, dense_share=self.dense_share)
+            digests, sent = change.proofs(self.audit_key, self.baseline.digests(task))
             require_same_bits(candidate, task, digests)
-            num_changed = change.locations.size
-            names = emitted_names(task, classification) if num_changed else ()
-            items = [self._item(change, name, representation.of(name, task.dtype)) for name in names]
-            return Converted(items, digests, num_changed)
+            if not change.num_changed:
+                return Converted((), digests, 0)
+            names = emitted_names(task, classification)
+            encodings = {name: representation.of(name, task.dtype) for name in names}
+            return self._represent(change, encodings, (old, new), (digests, sent))
 
         return convert
 
     def anchor(self, task: AffineTask) -> Converted:
         """Every element of the tracker as an absolute value, under the primary name."""
-        change = whole(task, self.baseline.bits(task))
-        num_elements = change.locations.size
-        items = [self._item(change, task.name, Encoding.OVERWRITE)] if num_elements else []
-        return Converted(items, self.baseline.digests(task), num_elements)
+        bits, digests = self.baseline.bits(task), self.baseline.digests(task)
+        if not task.map.num_mapped:
+            return Converted((), digests, 0)
+        items = self._whole(task, {task.name: Encoding.OVERWRITE}, (bits, bits), digests)
+        return Converted(items, digests, task.map.num_mapped)
 
-    def fold_changes(self, version: int) -> Iterator[TaskChange]:
+    def fold_changes(self, version: int) -> Iterator[Change]:
         """Compare again, task by task; the consumer writes each before it asks for the next."""
         for task in self.baseline.tasks:
             with observe.stage("owner.fold_in.task", key=task.key, version=version):
-                yield self._find(task)
+                new = self.source.read(task)
+                yield find_change(task, new, self.baseline.bits(task), dense_share=self.dense_share)
 
-    def _find(self, task: AffineTask) -> TaskChange:
-        return find_change(task, self.source.read(task), self.baseline.bits(task))
+    def _represent(
+        self,
+        change: Change,
+        encodings: dict[str, Encoding],
+        bits: tuple[Bits, Bits],
+        digests: tuple[TaskDigests, TaskDigests],
+    ) -> Converted:
+        """``digests`` are of all elements of the candidate, and of the changed ones; name by name."""
+        task, (after, sent) = change.task, digests
+        if not isinstance(change, TaskChange) or pays_whole(change, encodings[task.name], *bits):
+            best = {name: whole_encoding(encoding, *bits) for name, encoding in encodings.items()}
+            return Converted(self._whole(task, best, bits, after), after, change.num_changed, whole=True)
+        items = [
+            Item(
+                name=name,
+                shape=self.specs[name].shape,
+                dtype=task.dtype,
+                encoding=encodings[name],
+                locations=change.locations,
+                values=differences(encodings[name], change.old, change.new),
+                target_digest=digest,
+            )
+            for name, digest in zip(names_of(task), sent, strict=True)
+            if name in encodings
+        ]
+        return Converted(items, after, change.num_changed)
 
-    def _item(self, change: TaskChange, name: str, encoding: Encoding) -> Item:
-        return make_item(change, name, encoding, self.specs[name], self.audit_key)
+    def _whole(
+        self,
+        task: AffineTask,
+        encodings: dict[str, Encoding],
+        bits: tuple[Bits, Bits],
+        digests: TaskDigests,
+    ) -> list[Item]:
+        """Every mapped element of the shard, one item a name; ``bits`` are old and new [N]."""
+        locations, order = everything(task)
+        old, new = bits if order is None else (bits[0][order], bits[1][order])
+        return [
+            Item(
+                name=name,
+                shape=self.specs[name].shape,
+                dtype=task.dtype,
+                encoding=encodings[name],
+                locations=locations,
+                values=differences(encodings[name], old, new),
+                target_digest=digest,
+            )
+            for name, digest in zip(names_of(task), digests, strict=True)
+            if name in encodings
+        ]

@@ -10,6 +10,7 @@ Shapes: N elements, E changed elements.
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
@@ -46,9 +47,13 @@ class Changes:
 
 
 class _Scan(Protocol):
-    def find(self, candidate: Bits, baseline: Bits, offset: int) -> Changes: ...
+    def find(self, candidate: Bits, baseline: Bits, offset: int, *, at_most: int) -> Changes:
+        """All changes, or more than ``at_most`` of them."""
+        ...
 
-    def indices(self, candidate: Bits, baseline: Bits, offset: int) -> Indices: ...
+    def indices(self, candidate: Bits, baseline: Bits, offset: int) -> Indices:
+        """Where; ``offset`` is added."""
+        ...
 
 
 def changed_indices(
@@ -73,15 +78,29 @@ def changed_indices(
 
 
 def find_changes(
-    candidate_bits: Candidate, baseline_bits: Candidate, *, engine: Engine = "auto", threads: int = 1
-) -> Changes:
-    """As ``changed_indices``, with the bits of both sides gathered while they are in the cache."""
+    candidate_bits: Candidate,
+    baseline_bits: Candidate,
+    *,
+    engine: Engine = "auto",
+    threads: int = 1,
+    at_most: int | None = None,
+) -> Changes | None:
+    """As ``changed_indices``, with the bits of both sides gathered while they are in the cache.
+
+    None if there are more than ``at_most``: memory for indices of everything would be many times the
+    size of the bits themselves, so the search ends there.
+    """
+    limit = prod(candidate_bits.shape) if at_most is None else at_most
     _require_alike(candidate_bits, baseline_bits)
     candidate, baseline = (_on_host(side) for side in (candidate_bits, baseline_bits))
     if engine == "torch" or candidate is None or baseline is None:
-        return _on_device(candidate_bits, baseline_bits)
+        found = _on_device(candidate_bits, baseline_bits)
+        return found if found.local.size <= limit else None
     scan = _scan(engine, candidate, baseline)
-    return joined(_shared(scan.find, candidate, baseline, threads))
+    parts = _shared(partial(scan.find, at_most=limit), candidate, baseline, threads)
+    if sum(part.local.size for part in parts) > limit:
+        return None
+    return joined(parts)
 
 
 def joined(parts: Sequence[Changes]) -> Changes:
@@ -144,7 +163,8 @@ class _Numpy:
         return found + offset if offset else found
 
     @staticmethod
-    def find(candidate: Bits, baseline: Bits, offset: int) -> Changes:
+    def find(candidate: Bits, baseline: Bits, offset: int, *, at_most: int) -> Changes:
+        del at_most  # everything is found at once
         found = np.flatnonzero(candidate != baseline)
         return Changes(found + offset if offset else found, baseline[found], candidate[found])
 

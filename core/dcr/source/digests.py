@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dcr.audit import combine, digest_map, update
+from dcr.audit import combine, digest_map, digest_pair, exchange
 from dcr.model import AuditDigest, AuditTable, Bits, digest_hex, to_json
 from dcr.source.detect import Indices
 from dcr.source.task import AffineTask
@@ -41,13 +41,15 @@ def digest_task(audit_key: str, task: AffineTask, bits: Bits) -> TaskDigests:
 
 def advance(
     audit_key: str, task: AffineTask, before: TaskDigests, change: tuple[Indices, Bits, Bits]
-) -> TaskDigests:
-    """Digests after ``change`` = (canonical locations, old bits, new bits), each [E]; costs O(E)."""
+) -> tuple[TaskDigests, TaskDigests]:
+    """Digests after ``change`` = (canonical locations, old bits, new bits), each [E], in O(E).
+
+    The second result digests the new bits alone.
+    """
     locations, old, new = change
-    return tuple(
-        update(digest, audit_key, name, locations, old, new)
-        for digest, name in zip(before, names_of(task), strict=True)
-    )
+    pairs = [digest_pair(audit_key, name, locations, (old, new)) for name in names_of(task)]
+    after = tuple(exchange(digest, *pair) for digest, pair in zip(before, pairs, strict=True))
+    return after, tuple(sent for _, sent in pairs)
 
 
 def partials(tasks: Sequence[AffineTask], digests: Mapping[str, TaskDigests]) -> AuditTable:

@@ -27,8 +27,9 @@ from dcr.source.construct import refuse_unsupported
 from dcr.source.convert import Converter
 from dcr.source.digests import partials
 from dcr.source.ownership import owned
+from dcr.source.pipeline import CheckLive
 from dcr.source.ports import ShardSource
-from dcr.source.publish import CheckLive, Lane, Work, close_list, publish_payloads
+from dcr.source.publish import Lane, Work, close_list, publish_payloads
 from dcr.source.representation import FirstAttempt, Representation, Retry
 from dcr.source.turn import Turn
 from dcr.transport.base import Archive, Transport
@@ -73,7 +74,9 @@ class OwnerAgent:
         self._setup = setup
         self._baseline = setup.baseline
         specs = setup.catalogue.by_name()
-        self._converter = Converter(source, setup.baseline, specs, setup.catalogue.audit_key)
+        self._converter = Converter(
+            source, setup.baseline, specs, setup.catalogue.audit_key, setup.codec.dense_share
+        )
         self._lane = _lane(rank, setup)
         self._changed = threading.Condition()
         self._turn = Turn(self._changed, setup.deadline_s)

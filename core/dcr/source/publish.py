@@ -1,7 +1,8 @@
 """One attempt of one owner: convert its tasks, publish the payloads, close the list (DESIGN P7, P15)."""
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dcr import observe
@@ -9,22 +10,27 @@ from dcr.audit import EMPTY
 from dcr.codec import Item, encode_payload, payload_digest
 from dcr.config import CodecConfig
 from dcr.model import AttemptId, OwnerClose, PayloadRef, RunId
-from dcr.source.construct import buckets
+from dcr.source.construct import MIB, Chunk, chunks
 from dcr.source.digests import DigestTable, TaskDigests, candidate_digest, partials
+from dcr.source.pipeline import CheckLive, Stages, run_pipeline
 from dcr.source.task import AffineTask
 from dcr.transport.base import Transport
 
-CheckLive: TypeAlias = Callable[[], None]
-"""Raises as soon as the attempt must end."""
+_log = logging.getLogger(__name__)
+Payload: TypeAlias = tuple[PayloadRef, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What one task contributes: its items, the candidate's digests, unique changed elements."""
+    """What one task contributes: its items, the candidate's digests, unique changed elements.
+
+    ``whole``: so much of the shard changed that all of its elements are sent.
+    """
 
     items: Sequence[Item]
     digests: TaskDigests
     num_changed: int
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,8 @@ class Lane:
 class Work:
     """One attempt's work. ``parent`` is the version the items apply to, -1 for the anchor.
 
-    ``check_live`` is asked before every task and payload.
+    ``convert`` is called in several threads at once, for different tasks. ``check_live`` is asked before
+    every task and payload.
     """
 
     attempt: AttemptId
@@ -60,33 +67,25 @@ class Work:
 def publish_payloads(work: Work, lane: Lane) -> OwnerClose:
     """Publish bucket by bucket while comparing; returns the list, still to be closed with ``close_list``.
 
-    Nothing changed means an empty list.
+    Nothing changed means an empty list. See ``dcr.source.pipeline`` for threads and memory.
 
     Raises:
         AttemptFailed, Conflict: the attempt was stopped or replaced.
     """
-    digests: DigestTable = {}
-    num_changed = 0
-
-    def convert(task: AffineTask) -> Sequence[Item]:
-        nonlocal num_changed
-        work.check_live()
-        where = {"owner": lane.owner, "attempt": str(work.attempt), "key": task.key}
-        with observe.stage("owner.task", **where):
-            done = work.convert(task)
-            digests[task.key] = done.digests
-            num_changed += done.num_changed
-        return done.items
-
-    refs: list[PayloadRef] = []
-    for items in buckets(work.tasks, convert, lane.codec):
-        work.check_live()
-        refs.append(_publish(work, lane, len(refs), items))
-        del items  # or it would live on while the next bucket is filled
-    audit = dict.fromkeys(lane.empty_names, EMPTY) | partials(work.tasks, digests)
-    num_elements = sum(task.map.num_mapped for task in work.tasks)
+    job = _Job(work, lane)
+    grouped = tuple(chunks(work.tasks, lane.codec.chunk_mib * MIB))
+    stages = Stages(convert=job.convert, take=job.take, encode=job.encode, send=job.send)
+    refs = run_pipeline(grouped, stages, lane.codec, work.check_live)
+    job.tell_if_dense()
+    audit = dict.fromkeys(lane.empty_names, EMPTY) | partials(work.tasks, job.digests)
     return OwnerClose(
-        work.attempt, lane.owner, tuple(refs), audit, num_changed, num_elements, candidate_digest(audit)
+        work.attempt,
+        lane.owner,
+        tuple(refs),
+        audit,
+        job.num_changed,
+        job.num_elements,
+        candidate_digest(audit),
     )
 
 
@@ -97,20 +96,73 @@ def close_list(close: OwnerClose, lane: Lane) -> None:
         lane.transport.close(close)
 
 
-def _publish(work: Work, lane: Lane, sequence: int, items: Sequence[Item]) -> PayloadRef:
-    where = {"owner": lane.owner, "attempt": str(work.attempt), "sequence": sequence}
-    with observe.span("owner.encode", num_items=len(items), **where):
-        data = encode_payload(
-            items,
-            attempt=work.attempt,
-            owner=lane.owner,
-            sequence=sequence,
-            run=lane.run,
-            parent=work.parent,
-            catalogue=lane.catalogue,
-            codec=lane.codec,
-        )
-        ref = PayloadRef(lane.owner, sequence, payload_digest(data), len(data))
-    with observe.stage("owner.publish", **where), observe.span("owner.send", num_bytes=len(data), **where):
-        lane.transport.publish(work.attempt, ref, data)
-    return ref
+@dataclass(slots=True)
+class _Job:
+    """The stages of one attempt, and what they add up to."""
+
+    work: Work
+    lane: Lane
+    digests: DigestTable = field(default_factory=dict)
+    num_changed: int = 0
+    whole: list[str] = field(default_factory=list)
+
+    @property
+    def num_elements(self) -> int:
+        return sum(task.map.num_mapped for task in self.work.tasks)
+
+    def convert(self, chunk: Chunk, live: CheckLive) -> list[tuple[AffineTask, Converted]]:
+        found = []
+        for task in chunk:
+            live()
+            with observe.stage("owner.task", key=task.key, **self._where):
+                found.append((task, self.work.convert(task)))
+        return found
+
+    def take(self, found: list[tuple[AffineTask, Converted]]) -> list[Item]:
+        for task, done in found:
+            self.digests[task.key] = done.digests
+            self.num_changed += done.num_changed
+            if done.whole:
+                self.whole.append(task.key)
+        return [item for _, done in found for item in done.items]
+
+    def encode(self, sequence: int, items: Sequence[Item]) -> Payload:
+        work, lane = self.work, self.lane
+        with observe.span("owner.encode", num_items=len(items), sequence=sequence, **self._where):
+            data = encode_payload(
+                items,
+                attempt=work.attempt,
+                owner=lane.owner,
+                sequence=sequence,
+                run=lane.run,
+                parent=work.parent,
+                catalogue=lane.catalogue,
+                codec=lane.codec,
+            )
+            return PayloadRef(lane.owner, sequence, payload_digest(data), len(data)), data
+
+    def send(self, payload: Payload) -> PayloadRef:
+        ref, data = payload
+        where = {"sequence": ref.sequence, **self._where}
+        with (
+            observe.stage("owner.publish", **where),
+            observe.span("owner.send", num_bytes=len(data), **where),
+        ):
+            self.lane.transport.publish(self.work.attempt, ref, data)
+        return ref
+
+    def tell_if_dense(self) -> None:
+        """Say how many shards were sent whole: after a restart that is expected, later it is not (B8)."""
+        if not self.whole:
+            return
+        share = self.num_changed / max(self.num_elements, 1)
+        observe.point("owner.dense", num_shards=len(self.whole), share=share, **self._where)
+        _log.warning(
+            "attempt %s: %d of %d shards changed so much that they are sent whole, the first is %r; %.0f%% "
+            "of all elements changed: expected after a restart, else look at the learning rate",
+            self.work.attempt, len(self.whole), len(self.work.tasks), self.whole[0], 100 * share,
+        )  # fmt: skip
+
+    @property
+    def _where(self) -> dict[str, object]:
+        return {"owner": self.lane.owner, "attempt": str(self.work.attempt)}

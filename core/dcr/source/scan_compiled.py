@@ -33,19 +33,24 @@ _lock = threading.Lock()
 Kernel: TypeAlias = Callable[..., tuple[int, int]]
 
 
-def find(candidate: Bits, baseline: Bits, offset: int) -> Changes:
-    """Changes of flat aligned read-only bits [N]; ``offset`` is added to every index."""
+def find(candidate: Bits, baseline: Bits, offset: int, *, at_most: int) -> Changes:
+    """Changes of flat aligned read-only bits [N], or more than ``at_most`` of them.
+
+    ``offset`` is added to every index.
+    """
     kernel = _find_kernel(candidate.itemsize)
     parts: list[Changes] = []
-    at = 0
+    at, total = 0, 0
     capacity = _capacity(candidate.size, candidate.size // _FIRST_SHARE)
-    while at < candidate.size or not parts:
+    while (at < candidate.size and total <= at_most) or not parts:
+        capacity = min(capacity, at_most - total + 1 + LANES)
         local = np.empty(capacity, np.int64)
         old, new = np.empty(capacity, candidate.dtype), np.empty(capacity, candidate.dtype)
         num_found, stop = kernel(candidate, baseline, at, offset, (local, old, new))
         for array in (local, old, new):
             array.resize(num_found, refcheck=False)
         parts.append(Changes(local, old, new))
+        total += num_found
         capacity = _next_capacity(num_found, stop - at, candidate.size - stop)
         at = stop
     return joined(parts)
