@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from dcr.config import CHECKS, CodecConfig, CommitConfig, RefitConfig
+from dcr.config import CHECKS, AuditConfig, CodecConfig, CommitConfig, RefitConfig
 
 
 @dataclass(slots=True)
@@ -110,12 +110,13 @@ class RunConfig:
     transport: TransportConfig = field(default_factory=TransportConfig)
     commit: CommitPlaneConfig = field(default_factory=CommitPlaneConfig)
     codec: CodecConfig = field(default_factory=CodecConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     recipe: RecipeConfig = field(default_factory=RecipeConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
 
     def refit_config(self) -> RefitConfig:
         """What one side of the refit needs of it."""
-        return RefitConfig(codec=self.codec, commit=self.commit, check=self.check)
+        return RefitConfig(codec=self.codec, commit=self.commit, check=self.check, audit=self.audit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +168,17 @@ RULES: Mapping[str, Rule] = {
     "transport.path": Rule("folder of the object store; default RUN_DIR/store", fixed=True),
     "commit.name": Rule("where the commit record lives", ("sqlite",), fixed=True),
     "commit.max_attempts": Rule("attempts at one transition before giving up", minimum=1),
-    "codec.name": Rule("payload coding", ("published",), fixed=True),
+    "codec.name": Rule("payload coding", ("published", "planes"), fixed=True),
     "codec.zstd_level": Rule("zstd level", minimum=1, below=23),
     "codec.chunk_mib": Rule("MiB of source per chunk", minimum=1),
     "codec.bucket_mib": Rule("MiB of source per payload", minimum=1),
+    "codec.threads": Rule("threads that compare and encode; 0: as many as cores, 1: no overlap", minimum=0),
+    "codec.queue": Rule("payloads encoded or sent while the next is filled", minimum=1),
+    "codec.dense_share": Rule("share of changed elements above which a shard is sent whole", minimum=0),
+    "audit.rate_mib_s": Rule(
+        "MiB a second of its weights that an instance proves in the background; 0: none", minimum=0
+    ),
+    "audit.slice_mib": Rule("MiB that it reads at once, while refits wait", minimum=1e-3),
     "recipe.name": Rule("training recipe", ("grpo",), fixed=True),
     "recipe.task": Rule("where prompts and rewards come from", ("chain_sum", "random_tokens"), fixed=True),
     "recipe.prompts": Rule("prompt groups per step", minimum=1, fixed=True),

@@ -22,6 +22,7 @@ from dcr.model import (
     CommitRecord,
     Manifest,
     ReceiverAudit,
+    ReceiverDiagnosis,
     ReceiverReport,
     ReceiverState,
     from_json,
@@ -270,6 +271,14 @@ class ReceiverAgent:
     def committed(self, record: CommitRecord) -> AuditTable:
         """Audit table of ``record``, from the archive. Raises StoreError."""
         return self._prover.committed(record)
+
+    def examine(self) -> int:
+        """Background audit, one slice: see ``Examiner.step``. One thread calls it."""
+        return self.examiner.step()
+
+    def diagnose(self) -> ReceiverDiagnosis:
+        """State, choices of every rank, and audit, for people."""
+        return self.examiner.diagnose()
 
     def condemn(self, reason: str) -> int:
         """Serve no more: resident bits are not the committed ones. Inside ``holding_clean``.

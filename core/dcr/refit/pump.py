@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dcr.commit.endpoints import ReceiverEndpoint
-from dcr.model import ApplyAck, AttemptId, CommitRecord, ReceiverAudit, ReceiverReport
+from dcr.model import (
+    ApplyAck,
+    AttemptId,
+    CommitRecord,
+    ReceiverAudit,
+    ReceiverDiagnosis,
+    ReceiverReport,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -20,6 +27,19 @@ class PumpedReceiver(ReceiverEndpoint, Protocol):
 
     def audit(self) -> ReceiverAudit:
         """Digest what is resident, if it is one clean version."""
+        ...
+
+    @property
+    def lost(self) -> threading.Event:
+        """See ``dcr.refit.background.Examined``."""
+        ...
+
+    def examine(self) -> int:
+        """See ``dcr.refit.background.Examined``."""
+        ...
+
+    def diagnose(self) -> ReceiverDiagnosis:
+        """State, choices and audit, for ``dcr doctor``."""
         ...
 
 
@@ -49,6 +69,7 @@ class Pump:
             "settle": self._agent.settle,
             "stop_and_wait": self.stop_and_wait,
             "audit": self._agent.audit,
+            "diagnose": self._agent.diagnose,
         }
 
     def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:

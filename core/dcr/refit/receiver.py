@@ -11,6 +11,7 @@ from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.ports import NativeLoader, RequestGate
 from dcr.receiver.rank import RankPort
 from dcr.receiver.writer import Writer
+from dcr.refit.background import MIB
 from dcr.refit.site import Site, find_record
 
 
@@ -97,4 +98,5 @@ def _compose(
         catalogue=catalogue,
         incarnation=new_nonce(),
         check=config.check,
+        slice_bytes=int(config.audit.slice_mib * MIB),
     )

@@ -8,10 +8,10 @@ from dcr.commit.remote import Party
 from dcr.errors import IntegrityError, RefitError, UnsupportedPath
 from dcr.model import ReceiverReport, ReceiverState
 from dcr.refit import await_record
+from dcr.refit.background import BackgroundAudit
 from dcr_recipes.processes.border import Context, enter
 from dcr_recipes.processes.host import build
 from dcr_recipes.processes.serving import announce, site, wait_for_the_end
-from dcr_recipes.runtime.worker import RuntimeWorker
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.2
@@ -24,17 +24,20 @@ def main(context: Context) -> None:
     if config.refit == "dense":
         announce(context, build(context).worker(context.name).handlers(), port=port)
     else:
-        announce(context, _delta_worker(context).handlers(), port=port)
-        be_admitted(context.name, site(context).coordinator(config.commit))
+        _serve_deltas(context, port)
     wait_for_the_end()
 
 
-def _delta_worker(context: Context) -> RuntimeWorker:
-    commit = context.config.commit
+def _serve_deltas(context: Context, port: int) -> None:
+    config, place = context.config, site(context)
     host = build(context)
     with observe.stage("process.wait"):
-        record = await_record(site(context), commit, deadline_s=commit.collect_deadline_s)
-    return host.worker(context.name, host.receive(record))
+        record = await_record(place, config.commit, deadline_s=config.commit.collect_deadline_s)
+    agent = host.receive(record)
+    announce(context, host.worker(context.name, agent).handlers(), port=port)
+    coordinator = place.coordinator(config.commit)
+    be_admitted(context.name, coordinator)
+    BackgroundAudit(agent, config.audit.rate_mib_s, repair=lambda: be_admitted(context.name, coordinator))
 
 
 def be_admitted(name: str, coordinator: Party) -> None:
