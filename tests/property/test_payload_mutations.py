@@ -29,8 +29,9 @@ TABLE_END = HEAD_BYTES + 3 * 24
 
 
 def encode(*items: Item) -> bytes:
-    names = {"run": "ab" * 16, "catalogue": "cd" * 16}
-    return encode_payload(items, attempt=TAU, owner=1, sequence=2, codec=PUBLISHED, **names)
+    return encode_payload(
+        items, attempt=TAU, owner=1, sequence=2, run="ab" * 16, catalogue="cd" * 16, codec=PUBLISHED
+    )
 
 
 def two_items() -> bytes:

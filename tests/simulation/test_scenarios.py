@@ -75,10 +75,10 @@ def encodings(world: World) -> set[Encoding]:
     return {item.encoding for payload in payloads for item in payload.items}
 
 
-def test_the_first_attempt_is_xor_and_nothing_changed_is_a_version_too(world: World) -> None:
+def test_the_first_attempt_sends_differences_and_nothing_changed_is_a_version_too(world: World) -> None:
     one = coordinator(world)
     refit(world, one, words(i0=1, i5=2))
-    assert encodings(world) == {Encoding.XOR}
+    assert encodings(world) == {Encoding.DELTA16}
     refit(world, one, words(i0=1, i5=2))
     assert encodings(world) == set()
     assert world.state.record.version == 2
