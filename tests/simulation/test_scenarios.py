@@ -123,7 +123,7 @@ def test_a_lost_commit_answer_is_resolved(world: World, landed: bool) -> None:
     run(one)
     world.check_finished()
     assert world.state.record.version == 1
-    assert encodings(world) == ({Encoding.XOR} if landed else {Encoding.OVERWRITE})
+    assert encodings(world) == ({Encoding.DELTA16} if landed else {Encoding.OVERWRITE})
 
 
 def test_a_commit_that_lands_late_meets_a_new_prepare(world: World) -> None:
