@@ -45,14 +45,24 @@ def wanted() -> bool:
 def _configured() -> bool:
     from vllm.config import get_current_vllm_config_or_none
 
-    from dcr_adapters.vllm.plugin import BACKEND, EXTENSION
+    from dcr_adapters.vllm.plugin import BACKEND
 
     config = get_current_vllm_config_or_none()
     if config is None:
         return False
     transfer = config.weight_transfer_config
-    extension: str = config.parallel_config.worker_extension_cls
-    return extension == EXTENSION or (transfer is not None and transfer.backend == BACKEND)
+    return _answers_calls(config.parallel_config.worker_extension_cls) or (
+        transfer is not None and transfer.backend == BACKEND
+    )
+
+
+def _answers_calls(extension: str) -> bool:
+    """Whether the named worker extension is DCR's or a class derived from it."""
+    if not extension:
+        return False
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    return hasattr(resolve_obj_by_qualname(extension), "dcr_call")
 
 
 def install() -> None:

@@ -88,6 +88,16 @@ class Workers:
             raise _error(answer)
         return from_json(kind, answer.value)
 
+    def tell(self, method: str, params: object) -> None:
+        """One call on every rank. Raises what the first worker in rank order raised, or Unreachable."""
+        call = Call(method, to_json(params).decode())
+        answers = self._send({str(greeting.rank): call for greeting in self.greetings})
+        for greeting in self.greetings:
+            if greeting.rank not in answers:
+                raise Unreachable(f"rank {greeting.rank} did not answer {method}")
+            if answers[greeting.rank].error:
+                raise _error(answers[greeting.rank])
+
     @contextmanager
     def shared(self, tensors: Mapping[str, Bits]) -> Iterator[Path]:
         """A file with ``tensors``, written once for all ranks that ask meanwhile. Raises StoreError."""
@@ -229,8 +239,7 @@ class RemoteRank:
 
 def remote_ranks(workers: Workers, setup: Configure) -> list[RemoteRank]:
     """Let every worker join the run of ``setup``; its ranks in order. Raises what a worker raised."""
-    for greeting in workers.greetings:
-        workers.ask(greeting.rank, "configure", setup, type(None))
+    workers.tell("configure", setup)
     return [RemoteRank(workers, greeting.rank) for greeting in workers.greetings]
 
 

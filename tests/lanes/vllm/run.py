@@ -1,0 +1,135 @@
+"""The trainer's and the coordinator's side of a run, made by hand: versions of a checkpoint in a store.
+
+Whole tensors of one owner; what is proven here is the receiver.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from dcr.codec import Item, encode_payload, payload_digest
+from dcr.config import RefitConfig
+from dcr.model import (
+    GENESIS,
+    AttemptId,
+    Bits,
+    Catalogue,
+    Classification,
+    CommitRecord,
+    Manifest,
+    OwnerClose,
+    PayloadRef,
+    to_json,
+)
+from dcr.receiver.agent import ReceiverAgent
+from dcr.receiver.ports import RequestGate
+from dcr.receiver.rank import RankPort
+from dcr.refit import Site, compose_instance
+from dcr.testing.deltas import audit_of, delta_items
+from dcr.transport.directory import DirectoryStore
+from dcr_adapters.vllm.messages import Configure
+from dcr_adapters.vllm.ranks import RemoteRank, Workers, remote_ranks
+
+Version = dict[str, Bits]
+_ITEMS_A_PAYLOAD = 8
+
+
+class Run:
+    """A committed chain in ``folder``; ``versions`` and ``records`` grow by one with each commit."""
+
+    def __init__(self, folder: Path, catalogue: Catalogue, first: Version) -> None:
+        self.store_path = folder / "store"
+        self.store_path.mkdir()
+        self.site = Site(catalogue.run, DirectoryStore(self.store_path), folder)
+        self.catalogue = catalogue
+        self.site.archive.put_object("catalogue", to_json(catalogue))
+        self.versions: list[Version] = []
+        self.records: list[CommitRecord] = []
+        self._number = 0
+        nothing = {name: ~bits for name, bits in first.items()}
+        manifest = self.publish(GENESIS, delta_items(catalogue, nothing, first))
+        self.commit(GENESIS, manifest, first)
+
+    def setup(self) -> Configure:
+        """What a worker is told."""
+        return Configure(str(self.store_path), self.catalogue.run, self.catalogue.digest())
+
+    def ranks(self, workers: Workers) -> Callable[[Catalogue], Sequence[RankPort]]:
+        """For ``compose_instance``."""
+
+        def make(_: Catalogue) -> Sequence[RemoteRank]:
+            return remote_ranks(workers, self.setup())
+
+        return make
+
+    def receiver(self, name: str, workers: Workers, gate: RequestGate) -> ReceiverAgent:
+        """An EMPTY receiver over the engine behind ``workers``."""
+        return compose_instance(
+            name, self.site, self.records[0], ranks=self.ranks(workers), gate=gate, config=RefitConfig()
+        )
+
+    def next_attempt(self) -> AttemptId:
+        """Never given before."""
+        self._number += 1
+        return AttemptId(version=len(self.records), number=self._number)
+
+    def publish(self, attempt: AttemptId, items: Sequence[Item]) -> str:
+        """Some payloads and the manifest that lists them; returns its digest."""
+        refs = []
+        for sequence, start in enumerate(range(0, len(items), _ITEMS_A_PAYLOAD)):
+            data = encode_payload(
+                items[start : start + _ITEMS_A_PAYLOAD],
+                attempt=attempt,
+                owner=0,
+                sequence=sequence,
+                run=self.catalogue.run,
+                parent=attempt.version - 1,
+                catalogue=self.catalogue.digest(),
+            )
+            refs.append(PayloadRef(0, sequence, payload_digest(data), len(data)))
+            self.site.transport.publish(attempt, refs[-1], data)
+        parent = self.records[attempt.version - 1] if attempt.version else None
+        manifest = Manifest(
+            run=self.catalogue.run,
+            attempt=attempt,
+            parent_version=attempt.version - 1,
+            parent=(parent.attempt, parent.manifest) if parent else None,
+            catalogue=self.catalogue.digest(),
+            overwrite_only=attempt == GENESIS,
+            owners=(OwnerClose(attempt, 0, tuple(refs), {}, 0, 0, ""),),
+        )
+        return self.site.archive.put_object("manifest", to_json(manifest))
+
+    def commit(self, attempt: AttemptId, manifest: str, version: Mapping[str, Bits]) -> CommitRecord:
+        """The next record."""
+        parent = self.records[-1].attempt if self.records else None
+        record = CommitRecord(
+            run=self.catalogue.run,
+            version=attempt.version,
+            attempt=attempt,
+            epoch=1,
+            writer="0" * 16,
+            parent=parent,
+            step=attempt.version,
+            catalogue=self.catalogue.digest(),
+            manifest=manifest,
+            audit=self.site.archive.put_object("audit", to_json(audit_of(self.catalogue, version))),
+        )
+        self.versions.append(dict(version))
+        self.records.append(record)
+        return record
+
+    def admit(self, receiver: ReceiverAgent) -> None:
+        """Bring an empty receiver to the newest version and let it serve."""
+        attempt = self.next_attempt()
+        receiver.fence(attempt, self.records[-1])
+        receiver.restore(attempt, self.records[-1])
+        receiver.settle(self.records[-1])
+
+    def refit(self, receiver: ReceiverAgent, new: Version, classes: Classification | None = None) -> None:
+        """One transition to ``new``; ``classes`` None sends overwrites only."""
+        attempt, record = self.next_attempt(), self.records[-1]
+        receiver.fence(attempt, record)
+        receiver.open_apply(attempt, record)
+        manifest = self.publish(attempt, delta_items(self.catalogue, self.versions[-1], new, classes))
+        receiver.finish(attempt, manifest)
+        receiver.settle(self.commit(attempt, manifest, new))

@@ -1,0 +1,193 @@
+"""Ranks of an engine behind its one line to all workers: the JSON path, without vLLM."""
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dcr.codec import Item, Payload, decode_payload, encode_payload
+from dcr.errors import AttemptFailed, ConfigError, IntegrityError, Unreachable
+from dcr.model import Catalogue, from_json, to_json
+from dcr.receiver.instance import InstanceWriter
+from dcr.receiver.ports import NativeLoader
+from dcr.receiver.rank import RankPort
+from dcr.testing.deltas import FIRST, audit_of, changed_version, delta_items, random_version
+from dcr.testing.toy_parallel import ToyParallelRuntime, catalogue
+from dcr.testing.toy_rank import ToyRank, toy_ranks
+from dcr.transport.archive import StoreArchive
+from dcr.transport.directory import DirectoryStore
+from dcr.transport.keys import payload_key
+from dcr_adapters.vllm import exchange
+from dcr_adapters.vllm.messages import Answer, Calls, Configure, Greeting
+from dcr_adapters.vllm.rank_server import RankServer
+from dcr_adapters.vllm.ranks import RemoteRank, Workers, remote_ranks
+
+
+class Line:
+    """An ``EngineControl`` whose workers are in this process; counts collective calls."""
+
+    def __init__(self, ranks: Sequence[ToyRank]) -> None:
+        self.num_calls = 0
+        self.dead = False
+        self.silent: set[int] = set()
+        self.servers = [_server(rank, len(ranks)) for rank in ranks]
+
+    def call_workers(self, calls: str) -> list[dict[str, Any]]:
+        if self.dead:
+            raise Unreachable("the engine is dead")
+        self.num_calls += 1
+        asked = from_json(Calls, calls)
+        answers = []
+        for rank, server in enumerate(self.servers):
+            call = asked.get(str(rank))
+            answered = Answer(rank, asked=False) if call is None else server.answer(call)
+            answers.append(asdict(answered))
+        return [a for a in json.loads(json.dumps(answers)) if a["rank"] not in self.silent]
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def reset_caches(self) -> None: ...
+    def set_version(self, version: str) -> None: ...
+
+
+def _server(rank: ToyRank, world: int) -> RankServer:
+    def make(loader: NativeLoader, catalogue: Catalogue) -> RankPort:
+        return rank
+
+    greeting = Greeting(rank.rank, world, 1, "cpu")
+    return RankServer(ToyParallelRuntime(rank.rank, world), greeting, make_rank=make)
+
+
+@pytest.fixture
+def ranks() -> list[ToyRank]:
+    return toy_ranks(3)
+
+
+@pytest.fixture
+def line(ranks: list[ToyRank]) -> Line:
+    return Line(ranks)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    (tmp_path / "store").mkdir()
+    return DirectoryStore(tmp_path / "store")
+
+
+@pytest.fixture
+def remote(line: Line, store: DirectoryStore, tmp_path: Path) -> list[RemoteRank]:
+    StoreArchive(store, catalogue().run).put_object("catalogue", to_json(catalogue()))
+    setup = Configure(str(tmp_path / "store"), catalogue().run, catalogue().digest())
+    return remote_ranks(Workers(line, folder=tmp_path, gather_s=5.0), setup)
+
+
+@pytest.fixture
+def writer(remote: list[RemoteRank]) -> InstanceWriter:
+    found = InstanceWriter(remote, catalogue())
+    found.prewarm()
+    return found
+
+
+def published(store: DirectoryStore, items: list[Item]) -> Payload:
+    run, digest = catalogue().run, catalogue().digest()
+    data = encode_payload(items, attempt=FIRST, owner=0, sequence=0, run=run, parent=0, catalogue=digest)
+    payload = decode_payload(data)
+    store.put(payload_key(catalogue().run, FIRST, payload.owner, payload.sequence), data)
+    return payload
+
+
+def test_refit_and_audit_equal_those_of_local_ranks(
+    writer: InstanceWriter, store: DirectoryStore, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    old = random_version(catalogue(), rng)
+    new = changed_version(catalogue(), old, rng, 0.3)
+    writer.restore(old, audit_of(catalogue(), old))
+    writer.begin(clean=True)
+    items = delta_items(catalogue(), old, new, writer.prewarm())
+    stats = writer.apply(published(store, items))
+    writer.synchronize()
+    writer.check()
+    assert stats.num_items == len(items)
+    assert writer.audit().items() <= audit_of(catalogue(), new).items()
+    assert not list(tmp_path.glob("dcr-restore-*"))
+
+
+def test_calls_of_all_ranks_travel_together(writer: InstanceWriter, line: Line) -> None:
+    before = line.num_calls
+    writer.begin(clean=True)
+    writer.synchronize()
+    assert line.num_calls == before + 2
+
+
+def test_errors_keep_their_class(writer: InstanceWriter, ranks: list[ToyRank]) -> None:
+    ranks[1].fails["audit"] = IntegrityError("w: its copies differ")
+    with pytest.raises(IntegrityError, match="its copies differ"):
+        writer.audit()
+
+
+def test_unknown_exceptions_fail_the_attempt(writer: InstanceWriter, ranks: list[ToyRank]) -> None:
+    ranks[2].fails["synchronize"] = RuntimeError("kernel")
+    with pytest.raises(AttemptFailed, match="RuntimeError: kernel"):
+        writer.synchronize()
+    writer.begin(clean=False)
+
+
+def test_other_bytes_than_admitted_are_refused(writer: InstanceWriter, store: DirectoryStore) -> None:
+    rng = np.random.default_rng(4)
+    old = random_version(catalogue(), rng)
+    payload = published(store, delta_items(catalogue(), old, changed_version(catalogue(), old, rng, 0.3)))
+    other = Payload(payload.identity, "0" * 32, payload.items)
+    writer.begin(clean=False)
+    with pytest.raises(AttemptFailed, match="another payload than was admitted"):
+        writer.apply(other)
+
+
+def test_a_dead_engine_is_unreachable(remote: list[RemoteRank], line: Line) -> None:
+    line.dead = True
+    results: list[BaseException] = []
+
+    def call(rank: RemoteRank) -> None:
+        try:
+            rank.begin(clean=False)
+        except Unreachable as err:
+            results.append(err)
+
+    threads = [threading.Thread(target=call, args=(rank,)) for rank in remote]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 3
+
+
+def test_a_restarted_worker_asks_for_its_run(ranks: list[ToyRank], tmp_path: Path) -> None:
+    workers = Workers(Line(ranks), folder=tmp_path, gather_s=0.0)
+    with pytest.raises(AttemptFailed, match="configure comes first"):
+        RemoteRank(workers, 0).begin(clean=True)
+
+
+def test_missing_ranks_are_no_engine(ranks: list[ToyRank]) -> None:
+    line = Line(ranks)
+    line.silent.add(1)
+    with pytest.raises(ConfigError, match="one engine is one instance"):
+        Workers(line)
+
+
+def test_exchanged_arrays_are_what_was_written(tmp_path: Path) -> None:
+    tensors = {
+        "a": np.arange(7, dtype=np.uint8),
+        "b": np.arange(1000, dtype=np.uint16),
+        "none": np.zeros(0, dtype=np.uint32),
+    }
+    exchange.write(tmp_path / "x", tensors)
+    found = exchange.read(tmp_path / "x")
+    assert list(found) == list(tensors)
+    for name, bits in tensors.items():
+        assert found[name].dtype == bits.dtype
+        np.testing.assert_array_equal(found[name], bits)
