@@ -30,7 +30,7 @@ def storages_of(loader: NativeLoader) -> Storages:
         if not storage.nbytes() or storage.data_ptr() in found:
             continue
         width = tensor.element_size()
-        flat = torch.empty(0, dtype=_SIGNED[width]).set_(storage)  # type: ignore[call-overload]
+        flat = torch.empty(0, dtype=_SIGNED[width]).set_(storage)
         found[storage.data_ptr()] = flat.numpy().view(_UNSIGNED[width])
     return found
 
@@ -39,7 +39,7 @@ def digest_of(storages: Storages) -> str:
     """BLAKE2b of all resident bits."""
     state = hashlib.blake2b(digest_size=16)
     for bits in storages.values():
-        state.update(memoryview(bits).cast("B"))
+        state.update(bits.view(np.uint8).data)
     return state.hexdigest()
 
 

@@ -70,6 +70,10 @@ def _appliers(loader: NativeLoader, versions: Versions) -> Iterator[tuple[str, W
         rank = learned(loader, versions.catalogue, engine)
         for name in _ENCODINGS:
             yield f"learned {engine} {name}", _applying(rank, payloads[name])
+    yield (
+        "learned numba add, checked",
+        _checked(learned(loader, versions.catalogue, "numba"), payloads["add"]),
+    )
 
 
 def _applying(rank: RankPort, payloads: list[Payload]) -> Work:
@@ -77,6 +81,17 @@ def _applying(rank: RankPort, payloads: list[Payload]) -> Work:
         rank.begin(clean=True)
         for payload in payloads:
             rank.apply(payload)
+
+    return work
+
+
+def _checked(rank: RankPort, payloads: list[Payload]) -> Work:
+    """Apply, then read back and digest everything that was written (DESIGN R13, B6)."""
+    apply = _applying(rank, payloads)
+
+    def work() -> None:
+        apply()
+        rank.check()
 
     return work
 

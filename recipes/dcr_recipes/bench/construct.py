@@ -5,7 +5,9 @@ checkpoint bytes; candidate and trackers are both of that size and distinct memo
 """
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dcr import observe
@@ -30,10 +32,11 @@ _COLUMNS = (
     Column("change", "changes"),
     Column("cpu_s_per_gb", "CPU s/GB", places(3)),
     Column("wall_s_per_gb", "wall s/GB", places(3)),
+    Column("cpu_s_per_gb_2_threads", "CPU, 2 thr", places(3)),
+    Column("wall_s_per_gb_2_threads", "wall, 2 thr", places(3)),
     Column("payload_bytes", "payload B", grouped),
     Column("payload_share", "of checkpoint", percent(3)),
     Column("bits_per_change", "bits/change", places(2)),
-    Column("stages", "CPU s/GB by stage"),
 )
 
 
@@ -59,14 +62,20 @@ def _rows(checkpoint: Checkpoint, baseline: Baseline, rate: float, rounds: int) 
     """Modes are interleaved round by round on the same candidate."""
     constructions = {mode: Construction(checkpoint, baseline, codec) for mode, codec in CODECS.items()}
     built = {mode: _same_bytes(construction) for mode, construction in constructions.items()}
-    costs: dict[str, list[Cost]] = {mode: [] for mode in CODECS}
+    costs: dict[tuple[str, int], list[Cost]] = defaultdict(list)
     stages = {mode: StageSeconds() for mode in CODECS}
     for _ in range(rounds):
         for mode, construction in constructions.items():
             with observe.listening(stages[mode]):
-                costs[mode].append(timed(construction.run, process_clock))
+                costs[mode, 1].append(timed(construction.run, process_clock))
+            costs[mode, 2].append(timed(partial(construction.run, threads=2), process_clock))
     return [
-        _row(checkpoint, rate, mode, (built[mode], median(costs[mode]), _per_round(stages[mode], rounds)))
+        {
+            **_row(checkpoint, rate, built[mode], median(costs[mode, 1])),
+            "mode": mode,
+            **_two_threads(checkpoint, median(costs[mode, 2])),
+            **_stages(checkpoint, stages[mode], rounds),
+        }
         for mode in CODECS
     ]
 
@@ -82,16 +91,9 @@ def _same_bytes(construction: Construction) -> Built:
     return found[0]
 
 
-def _per_round(stages: StageSeconds, rounds: int) -> dict[str, float]:
-    return {name: seconds / rounds for name, seconds in stages.seconds.items()}
-
-
-def _row(checkpoint: Checkpoint, rate: float, mode: str, found: tuple[Built, Cost, dict[str, float]]) -> Row:
-    built, cost, stages = found
+def _row(checkpoint: Checkpoint, rate: float, built: Built, cost: Cost) -> Row:
     gigabytes = checkpoint.num_bytes / 1e9
-    per_gb = {name: seconds / gigabytes for name, seconds in sorted(stages.items())}
     return {
-        "mode": mode,
         "rate": checkpoint.rate_of(rate),
         "change": kinds_of([rate])[f"{rate:g}"],
         "cpu_s_per_gb": cost.cpu_s / gigabytes,
@@ -101,9 +103,24 @@ def _row(checkpoint: Checkpoint, rate: float, mode: str, found: tuple[Built, Cos
         "payload_share": built.num_bytes / checkpoint.num_bytes,
         "bits_per_change": 8 * built.num_bytes / max(built.num_changed, 1),
         "num_payloads": len(built.digests),
+        "same_bytes_for_threads": list(THREADS),
+    }
+
+
+def _two_threads(checkpoint: Checkpoint, cost: Cost) -> Row:
+    gigabytes = checkpoint.num_bytes / 1e9
+    return {
+        "cpu_s_per_gb_2_threads": cost.cpu_s / gigabytes,
+        "wall_s_per_gb_2_threads": cost.wall_s / gigabytes,
+    }
+
+
+def _stages(checkpoint: Checkpoint, stages: StageSeconds, rounds: int) -> Row:
+    divisor = rounds * checkpoint.num_bytes / 1e9
+    per_gb = {name: seconds / divisor for name, seconds in sorted(stages.seconds.items())}
+    return {
         "stage_cpu_s_per_gb": per_gb,
         "stages": ", ".join(f"{name} {seconds:.3f}" for name, seconds in per_gb.items()),
-        "same_bytes_for_threads": list(THREADS),
     }
 
 
@@ -119,7 +136,8 @@ def _report(checkpoint: Checkpoint, rows: Sequence[Row]) -> Report:
             "changes": kinds_of(RATES),
         },
         notes=[
+            *(f"{row['mode']} {100 * row['rate']:.2f}%, CPU s/GB by stage: {row['stages']}" for row in rows),
             f"the payload bytes of every row were equal for {' and '.join(map(str, THREADS))} threads",
-            "CPU s: all threads, medians; a stage is without those inside it; the rest lies between them",
+            "medians; stages: of one thread, without those inside them; the rest lies between them",
         ],
     )

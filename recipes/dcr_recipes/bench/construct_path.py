@@ -54,8 +54,7 @@ class Construction:
         self._number = 0
 
     def run(self, threads: int = 1) -> Built:
-        """Construct everything."""
-        del threads
+        """Construct everything; ``threads`` convert and encode, as ``codec.threads`` says."""
         self._number += 1
         convert = self._converter.changes(
             Candidate(step=1, counters="", presentation=self._number),
@@ -63,12 +62,13 @@ class Construction:
             self._classification,
         )
         work = Work(AttemptId(1, 1), 0, self._baseline.tasks, convert, lambda: None)
-        close = publish_payloads(work, self._lane())
+        close = publish_payloads(work, self._lane(threads))
         return Built(
             tuple(ref.digest for ref in close.payloads),
             sum(ref.num_bytes for ref in close.payloads),
             close.num_changed,
         )
 
-    def _lane(self) -> Lane:
-        return Lane(0, RUN, self._catalogue.digest(), (), replace(self._codec), NullTransport())
+    def _lane(self, threads: int) -> Lane:
+        codec = replace(self._codec, threads=threads)
+        return Lane(0, RUN, self._catalogue.digest(), (), codec, NullTransport())

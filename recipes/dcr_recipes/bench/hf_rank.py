@@ -41,6 +41,6 @@ def loader_of(config: Any) -> HfLoader:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     model = model.to_empty(device="cpu").requires_grad_(False).eval()
     return HfLoader(model, PACKED)

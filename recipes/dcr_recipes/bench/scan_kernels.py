@@ -20,7 +20,9 @@ def _numba(candidate: Words, baseline: Words, threads: int) -> Indices:
 
 def _numba_with_bits(candidate: Words, baseline: Words, threads: int) -> Indices:
     """What a construction calls: the bits of both sides are gathered on the way."""
-    return find_changes(candidate, baseline, engine="compiled", threads=threads).local
+    found = find_changes(candidate, baseline, engine="compiled", threads=threads)
+    assert found is not None, "no limit was given"
+    return found.local
 
 
 def _numpy(candidate: Words, baseline: Words, threads: int) -> Indices:
