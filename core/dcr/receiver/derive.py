@@ -47,17 +47,16 @@ def find_links(traces: Traces) -> Links:
     links = Links()
     writers = _Writers(traces)
     for name, trace in traces.items():
-        for extent in trace.reads:
-            if found := writers.into(extent):
-                links.join(
-                    found | {name},
-                    f"the loader reads {_shown(found)} back from resident storage while loading",
-                )
-            else:
-                links.guards.add(extent)
         for write in trace.writes:
             if write.kind is Kind.COMPUTED:
                 links.join(write.names | {name}, f"composed: {write.what} stores what was computed from it")
+    for name, trace in traces.items():
+        for extent in trace.reads:
+            if found := writers.into(extent):
+                reason = f"the loader reads {_shown(found)} back from resident storage while loading"
+                links.join(found | {name}, reason)
+            else:
+                links.guards.add(extent)
     _adopt(traces, writers)
     return links
 

@@ -48,6 +48,7 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         self._resident = storages.identities
         self._twins = twins
         self.idle = False
+        self._effects: dict[int, Effect] = {}
         self._name = ""
         self._mirrors: dict[int, tuple[str, torch.dtype | None, bool]] = {}
         self._made: dict[int, Made] = {}
@@ -82,8 +83,10 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
             return func(*args, **(kwargs or {}))
         if func is COPY:
             return self._copy(args[0], args[1])
+        effect = self._effects.get(id(func))
+        if effect is None:  # hashing an operator costs more than asking for its address
+            effect = self._effects[id(func)] = effect_of(func)
         kwargs = kwargs or {}
-        effect = effect_of(func)
         if effect is Effect.VIEW:
             if func is schema.NEW_CONSTANT:
                 self._follow(args[0], Made())
@@ -193,8 +196,13 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         if source.shape != target.shape:
             source = source.expand(target.shape)
         name, through, direct = mirror
-        origin = Source(int(source.storage_offset()), source.stride(), source.dtype, through, direct)
-        self._note(name, self._place(Kind.COPY, number, target)._replace(source=origin))
+        origin = Source(source.storage_offset(), source.stride(), source.dtype, through, direct)  # type: ignore[arg-type]
+        shape, strides = tuple(target.shape), target.stride()
+        offset: int = target.storage_offset()  # type: ignore[assignment]  # no symbolic shapes here
+        self.streamed = self.streamed and name == self._name
+        self.traces[name].writes.append(
+            Write(Kind.COPY, number, offset, shape, strides, target.dtype, origin)
+        )
         return target
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

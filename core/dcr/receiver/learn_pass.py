@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -14,12 +15,13 @@ from dcr.receiver.ports import NativeLoader
 from dcr.receiver.storages import Storages
 from dcr.receiver.trace import Trace, Traces
 
+_torch_dtype = cache(torch_dtype)
 Scratch: TypeAlias = Callable[[TensorSpec], torch.Tensor]
 
 
 def hollow(spec: TensorSpec) -> torch.Tensor:
     """Scratch without contents; costs no memory."""
-    return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype), device="meta")
+    return torch.empty(spec.shape, dtype=_torch_dtype(spec.dtype), device="meta")
 
 
 def full_of(*numbers: float) -> Scratch:
@@ -27,7 +29,7 @@ def full_of(*numbers: float) -> Scratch:
 
     def scratch(spec: TensorSpec) -> torch.Tensor:
         pattern = torch.tensor(numbers).repeat(-(-spec.num_elements // len(numbers)))
-        return pattern[: spec.num_elements].to(torch_dtype(spec.dtype)).view(spec.shape)
+        return pattern[: spec.num_elements].to(_torch_dtype(spec.dtype)).view(spec.shape)
 
     return scratch
 
@@ -64,10 +66,11 @@ class Learner:
         """
         result = PassResult(traces={"": Trace()})
         rest = list(names)
+        make = self._maker(names, scratch)
         while rest:
             hook = LearnHook(self._storages)
             feed = _Feed()
-            error = self._load(hook, self._feed(hook, rest, scratch, feed))
+            error = self._load(hook, self._feed(hook, rest, make, feed))
             if self._put_back() or (error and feed.exhausted):
                 return self.singly(names, scratch)
             if error or not feed.exhausted:
@@ -82,7 +85,7 @@ class Learner:
         result = PassResult(traces={"": Trace()}, streamed=False)
         for name in names:
             hook = LearnHook(self._storages, twins=twins)
-            error = self._load(hook, self._feed(hook, [name], scratch, _Feed()))
+            error = self._load(hook, self._feed(hook, [name], self._maker([name], scratch), _Feed()))
             hook.traces.setdefault(name, Trace()).error = error
             if moved := self._put_back():
                 hook.traces[name].refuse(
@@ -100,17 +103,23 @@ class Learner:
         return ""
 
     def _feed(
-        self, hook: LearnHook, names: Sequence[str], scratch: Scratch, feed: _Feed
+        self, hook: LearnHook, names: Sequence[str], make: Callable[[str], torch.Tensor], feed: _Feed
     ) -> Iterator[tuple[str, torch.Tensor]]:
         for name in names:
             hook.idle = True
-            tensor = scratch(self._specs[name])
+            tensor = make(name)
             hook.idle = False
             hook.begin(name, tensor)
             feed.name, feed.num_fed = name, feed.num_fed + 1
             yield name, tensor
             hook.end()
         feed.exhausted = True
+
+    def _maker(self, names: Sequence[str], scratch: Scratch) -> Callable[[str], torch.Tensor]:
+        """Scratch by name; without contents it is made now, for that is slower under the hook."""
+        if scratch is hollow:
+            return {name: hollow(self._specs[name]) for name in names}.__getitem__
+        return lambda name: scratch(self._specs[name])
 
     def _put_back(self) -> str | None:
         """Undo a rebinding; the name of a tensor that had moved.
