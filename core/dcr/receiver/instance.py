@@ -66,11 +66,11 @@ class InstanceWriter:
         """
         if self._joined is None or self.rebuilt():
             self._joined = None
-            placements = self._each(lambda _, rank: rank.prewarm())
-            joined = join(placements, self._specs)
+            self._placements = self._each(lambda _, rank: rank.prewarm())
+            joined = join(self._placements, self._specs)
             joined.require_supported()
             self._each(lambda r, rank: rank.divide(joined.shares(r)))
-            self._placements, self._joined = placements, joined
+            self._joined = joined
         return dict(self._joined.classes)
 
     def rebuilt(self) -> str:
@@ -167,7 +167,7 @@ class InstanceWriter:
         return {r: found for r, found in enumerate(self._each(ranges)) if found}
 
     def diagnose(self) -> tuple[RankDiagnosis, ...]:
-        """See ``Writer``."""
+        """See ``Writer``; also after a refused ``prewarm``. Empty before the first one."""
         return diagnose(self._placements, self._specs)
 
     def close(self) -> None:
