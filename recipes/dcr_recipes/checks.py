@@ -3,7 +3,11 @@
 from dcr.errors import ConfigError
 from dcr_recipes.config import RunConfig
 from dcr_recipes.models.catalogue import TINY
+from dcr_recipes.probe import LONG_PROMPT, NUM_TOKENS
 from dcr_recipes.runtime.arguments import OWNED
+
+PROBE_TOKENS = len(LONG_PROMPT) + NUM_TOKENS
+"""Prompt and answer of the probe that an engine with a prefix cache is asked."""
 
 
 def check_together(config: RunConfig) -> None:
@@ -36,6 +40,11 @@ def _check_runtime(config: RunConfig) -> None:
     for name in runtime.arguments:
         if remedy := OWNED.get(name):
             raise ConfigError(f"runtime.arguments: {name} is the run's to decide; {remedy}")
+    if runtime.probe and runtime.context_tokens < PROBE_TOKENS:
+        raise ConfigError(
+            f"runtime.context_tokens: the probe takes {PROBE_TOKENS}, got {runtime.context_tokens};"
+            " raise it or set runtime.probe=false"
+        )
     longest = recipe.prompt_tokens + recipe.response_tokens
     if recipe.task == "random_tokens" and longest > runtime.context_tokens:
         raise ConfigError(

@@ -78,6 +78,16 @@ class RunFolder:
         return self.root / "verify"
 
     @property
+    def exchange(self) -> Path:
+        """Whole versions on their way from an engine's front to its workers."""
+        return self.root / "exchange"
+
+    @property
+    def served(self) -> Path:
+        """Model configurations that a run made for its engines."""
+        return self.root / "served"
+
+    @property
     def faults(self) -> Path:
         """One empty file per injected fault that has fired."""
         return self.root / "faults"

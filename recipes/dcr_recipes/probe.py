@@ -5,7 +5,7 @@ refit. The probe is in the cache when a refit comes.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +15,8 @@ from dcr_recipes.summary import Row
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
 """Token ids that every vocabulary has."""
+LONG_PROMPT = PROMPT * 9
+"""Longer than two blocks of an engine's prefix cache: shorter prompts are never in it."""
 NUM_TOKENS = 4
 """Few: stale state shows in the first token, and a real model decodes about ten a second on one core."""
 
@@ -25,6 +27,11 @@ class Answer(Protocol):
     @property
     def version(self) -> int:
         """The version that it was made with."""
+        ...
+
+    @property
+    def hit(self) -> bool:
+        """Whether the prompt was in the cache."""
         ...
 
     @property
@@ -69,6 +76,7 @@ class Prober:
     """Asks all ``instances`` at once. One that restarts is waited for until ``deadline_s`` after a refit."""
 
     instances: Mapping[str, Probed]
+    prompt: Sequence[int] = PROMPT
     deadline_s: float = 120.0
     pause_s: float = 0.2
     clock: Callable[[], float] = time.monotonic
@@ -110,7 +118,7 @@ class Prober:
     def _ask(self, instance: Probed, version: int, end: float, *, fresh: bool) -> Answer | None:
         while True:
             try:
-                answer = instance.probe(prompt=list(PROMPT), max_new_tokens=NUM_TOKENS, fresh=fresh)
+                answer = instance.probe(prompt=list(self.prompt), max_new_tokens=NUM_TOKENS, fresh=fresh)
                 if answer.version == version:
                     return answer
             except Unreachable:
@@ -127,12 +135,17 @@ class Prober:
 
 
 def compare(answers: Mapping[str, Answer], version: int) -> None:
-    """Raise IntegrityError, naming two instances, unless all answers are equal bit for bit."""
-    names = sorted(answers)
-    for name in names[1:]:
-        first, other = answers[names[0]], answers[name]
-        if (first.tokens, first.logprobs) != (other.tokens, other.logprobs):
-            raise IntegrityError(
-                f"{names[0]} and {name} answer one prompt differently at version {version}: "
-                f"tokens {first.tokens} and {other.tokens}"
-            )
+    """Raise IntegrityError, naming two instances, unless all answers are equal bit for bit.
+
+    Answers from a cache are compared among themselves, and so are those without: an engine may compute
+    what follows a cached prefix in another shape than a whole prompt, and so with other last bits.
+    """
+    for hit in (False, True):
+        names = sorted(name for name, answer in answers.items() if answer.hit is hit)
+        for name in names[1:]:
+            first, other = answers[names[0]], answers[name]
+            if (first.tokens, first.logprobs) != (other.tokens, other.logprobs):
+                raise IntegrityError(
+                    f"{names[0]} and {name} answer one prompt differently at version {version}: "
+                    f"tokens {first.tokens} and {other.tokens}"
+                )

@@ -9,7 +9,8 @@ from dcr_recipes.config import RunConfig
 from dcr_recipes.faults import die_once
 from dcr_recipes.grpo.seeds import derived_seed
 
-_OPENED = "receiver.open_apply.after"
+_OPENED = ("receiver.open_apply.after", "rank.apply")
+"""Points that name the attempt: of an instance in one process, and of a rank in its own."""
 _APPLIED = "receiver.item.after"
 _MOST_ITEMS = 8
 """Items that a victim applies at most before it dies: fewer than any model's refit has."""
@@ -41,12 +42,14 @@ def victims(config: RunConfig) -> Iterator[Victim]:
 def scheduled_killer(config: RunConfig, process: str, marks: Path) -> Listener:
     """Return a listener for ``dcr.observe`` that carries out this process's share, each once in a run."""
     mine = {victim.version: victim for victim in victims(config) if victim.name == process}
-    version, applied = 0, 0
+    attempt, version, applied = "", 0, 0
 
     def listen(event: Event) -> None:
-        nonlocal version, applied
-        if event.name == _OPENED:
-            version, applied = int(str(event.fields["attempt"]).partition("-")[0]), 0
+        nonlocal attempt, version, applied
+        if event.name in _OPENED:
+            if event.fields["attempt"] != attempt:
+                attempt = str(event.fields["attempt"])
+                version, applied = int(attempt.partition("-")[0]), 0
         elif event.name == _APPLIED:
             applied += 1
             victim = mine.get(version)

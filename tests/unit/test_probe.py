@@ -13,6 +13,7 @@ class _Answer:
     version: int
     tokens: list[int]
     logprobs: list[float]
+    hit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

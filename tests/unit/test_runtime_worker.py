@@ -9,7 +9,15 @@ import torch
 from safetensors.torch import save_file
 
 from dcr.errors import AttemptFailed, ConfigError, PayloadError, Unreachable
-from dcr.model import ApplyAck, AttemptId, CommitRecord, ReceiverAudit, ReceiverReport, ReceiverState
+from dcr.model import (
+    ApplyAck,
+    AttemptId,
+    CommitRecord,
+    ReceiverAudit,
+    ReceiverDiagnosis,
+    ReceiverReport,
+    ReceiverState,
+)
 from dcr.receiver.gate import ServingGate
 from dcr.refit.pump import Pump
 from dcr.transport.peers import Peers
@@ -83,6 +91,9 @@ class CountingAgent:
 
     def audit(self) -> ReceiverAudit:
         return ReceiverAudit("runtime-0", "i", "c", 0, FIRST, {})
+
+    def diagnose(self) -> ReceiverDiagnosis:
+        raise AssertionError("not asked here")
 
 
 @pytest.fixture
@@ -200,7 +211,7 @@ def test_an_instance_with_an_agent_serves_its_calls_and_refuses_dense_loads(tmp_
     worker = RuntimeWorker("r", HfEngine(model), storage=storage, gate=ServingGate(), agent=agent)
     with pytest.raises(ConfigError, match="refit=dense"):
         worker.load_dense(str(tmp_path / "w"), 0)
-    calls = {"fence", "restore", "open_apply", "finish", "settle", "stop_and_wait", "audit"}
+    calls = {"fence", "restore", "open_apply", "finish", "settle", "stop_and_wait", "audit", "diagnose"}
     assert calls <= set(worker.handlers())
     worker.close()
 

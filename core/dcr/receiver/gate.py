@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dcr.errors import AttemptFailed, IntegrityError, Unreachable
+from dcr.receiver.ports import RequestGate
 
 
 class ServingGate:
@@ -16,9 +17,17 @@ class ServingGate:
 
     ``admit_deadline_s`` is how long a request waits at a closed gate: short, so that its sender may ask
     another instance. ``drain_deadline_s`` is how long ``close`` waits for requests in flight (P12).
+    ``inner`` is the gate of an engine behind this one: it closes after this one and opens before it.
     """
 
-    def __init__(self, *, admit_deadline_s: float = 5.0, drain_deadline_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        inner: RequestGate | None = None,
+        *,
+        admit_deadline_s: float = 5.0,
+        drain_deadline_s: float = 60.0,
+    ) -> None:
+        self._inner = inner
         self._admit_deadline_s = admit_deadline_s
         self._drain_deadline_s = drain_deadline_s
         self._moved = threading.Condition()
@@ -55,6 +64,8 @@ class ServingGate:
                 raise AttemptFailed(
                     f"{self._in_flight} requests still in flight after {self._drain_deadline_s:g} s"
                 )
+            if self._inner is not None:
+                self._inner.close()
 
     def open(self, version: int, *, changed: bool) -> None:
         """Admit requests again; answers carry ``version``. Opening an open gate at its version is no event.
@@ -67,6 +78,8 @@ class ServingGate:
                 return
             if changed:
                 self._clear_for(version)
+            if self._inner is not None:
+                self._inner.open(version, changed=changed)
             self._version = version
             self._open = True
             self._moved.notify_all()

@@ -11,7 +11,7 @@ from dcr_recipes.grpo.settings import GrpoSettings, ModelSizes
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-    from transformers import PretrainedConfig
+    from transformers import LlamaConfig
 
 _MAX_POSITIONS = 512
 
@@ -35,7 +35,7 @@ class Policy:
         return int(self.mesh.size())
 
 
-def tiny_config(sizes: ModelSizes) -> "PretrainedConfig":
+def tiny_config(sizes: ModelSizes) -> "LlamaConfig":
     """A Llama that speaks no language."""
     from transformers import LlamaConfig
 

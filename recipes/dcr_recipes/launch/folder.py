@@ -111,7 +111,13 @@ def _lock(descriptor: int, folder: RunFolder, *, patience_s: float) -> None:
 def _prepare(folder: RunFolder, config: RunConfig) -> None:
     if folder.config.exists() and not config.resume:  # lost a race after choose()
         raise ConfigError(f"run_dir: {folder.root} exists; pass resume=true to continue it")
-    for stale in (folder.endpoints, folder.rendezvous, folder.phases):  # of processes that are gone
+    for stale in (
+        folder.endpoints,
+        folder.rendezvous,
+        folder.phases,
+        folder.exchange,
+        folder.served,
+    ):  # of processes that are gone
         shutil.rmtree(stale, ignore_errors=True)
     for path in (
         folder.rendezvous,
@@ -122,6 +128,7 @@ def _prepare(folder: RunFolder, config: RunConfig) -> None:
         folder.dense,
         folder.verify,
         folder.phases,
+        folder.exchange,
     ):
         path.mkdir(exist_ok=True)
     if not folder.run_id.exists():

@@ -126,7 +126,7 @@ class Supervisor:
         for process in alive:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-        _kill(alive)
+        _kill([c.process for c in self._children if c.process is not None])
 
     def _recover(self, child: _Child) -> str:
         assert child.process is not None
@@ -176,9 +176,10 @@ class Supervisor:
 
 
 def _kill(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """End them and all that they started: each leads a process group, which outlives it."""
     for process in processes:
-        if process.poll() is None:
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     for process in processes:
         process.wait()
 

@@ -44,12 +44,14 @@ class Context:
         return self.folder.run_id.read_text().strip()
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the driver dies, however it dies.
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when its parent dies, however it dies.
 
-    Where the kernel has no such call, a thread polls for the parent instead.
+    ``parent`` is by default the driver that started it, if one did. Where the kernel has no such call, a
+    thread polls for the parent instead.
     """
-    parent = int(os.environ.get(PARENT, "0"))
+    if parent is None:
+        parent = int(os.environ.get(PARENT, "0"))
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:

@@ -22,7 +22,7 @@ from dcr_recipes.grpo.settings import settings_of
 from dcr_recipes.grpo.training import GrpoTraining, assemble
 from dcr_recipes.loop import Loop, Recorder, Refitter
 from dcr_recipes.models.build import start_of
-from dcr_recipes.probe import Prober
+from dcr_recipes.probe import LONG_PROMPT, PROMPT, Prober
 from dcr_recipes.processes.border import PARENT, Context, enter
 from dcr_recipes.processes.serving import runtime_names, site
 from dcr_recipes.runtime.answers import RuntimeStatus
@@ -120,7 +120,9 @@ class _Serving:
 
 
 def _recorder(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Recorder:
-    prober = Prober(runtimes) if context.config.runtime.probe else None
+    runtime = context.config.runtime
+    prompt = LONG_PROMPT if runtime.name == "vllm" else PROMPT
+    prober = Prober(runtimes, prompt) if runtime.probe else None
     return Recorder(context.folder, _verifier(context, runtimes), _details(context), prober)
 
 

@@ -6,7 +6,8 @@ with offsets into the blob; the blob. Tensors that share storage are written onc
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,18 +34,42 @@ class RawTensor(NamedTuple):
 
 def write_dump(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> int:
     """Write every tensor's elements, in row-major order, to ``path``; returns the bytes of the blob."""
-    index: dict[str, tuple[str, list[int], int, int]] = {}
-    offset = 0
-    for name, tensor in tensors.items():
-        num_bytes = tensor.numel() * tensor.element_size()
-        index[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset, num_bytes)
-        offset += num_bytes
+    heads = {
+        name: _Head(
+            str(tensor.dtype).removeprefix("torch."),
+            list(tensor.shape),
+            tensor.numel() * tensor.element_size(),
+        )
+        for name, tensor in tensors.items()
+    }
+    return _write(path, heads, (stored_bits(tensor).data for tensor in tensors.values()))
+
+
+def join_dumps(path: Path, parts: Mapping[str, Path]) -> int:
+    """Write one dump of several, names under the key of their part; returns the bytes of the blob."""
+    raw = {f"{key}/{name}": raw for key, part in parts.items() for name, raw in read_dump(part).items()}
+    heads = {name: _Head(each.dtype, list(each.shape), each.data.size) for name, each in raw.items()}
+    return _write(path, heads, (each.data.data for each in raw.values()))
+
+
+class _Head(NamedTuple):
+    dtype: str
+    shape: list[int]
+    num_bytes: int
+
+
+def _write(path: Path, heads: Mapping[str, _Head], contents: Iterable[memoryview]) -> int:
+    offsets = list(accumulate((head.num_bytes for head in heads.values()), initial=0))
+    index = {
+        name: (head.dtype, head.shape, offset, head.num_bytes)
+        for (name, head), offset in zip(heads.items(), offsets, strict=False)
+    }
     head = json.dumps(index).encode()
     with path.open("wb") as out:
         out.write(_HEAD.pack(len(head)) + head)
-        for tensor in tensors.values():
-            out.write(stored_bits(tensor).data)
-    return offset
+        for content in contents:
+            out.write(content)
+    return offsets[-1]
 
 
 def sampled(tensors: Mapping[str, "torch.Tensor"], share: float, sample: str) -> dict[str, "torch.Tensor"]:

@@ -1,0 +1,128 @@
+"""A vLLM engine: this process is its front; its workers, which hold the model, are children of it."""
+
+import atexit
+import dataclasses
+import difflib
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dcr import observe
+from dcr.errors import ConfigError
+from dcr.model import Catalogue, CommitRecord
+from dcr.receiver.gate import ServingGate
+from dcr.receiver.rank import RankPort
+from dcr.refit import compose_instance
+from dcr.refit.pump import PumpedReceiver
+from dcr_recipes.models.build import served_config
+from dcr_recipes.processes.border import Context
+from dcr_recipes.processes.host import Host
+from dcr_recipes.processes.serving import site
+from dcr_recipes.runtime.arguments import engine_arguments
+
+if TYPE_CHECKING:
+    from dcr_adapters.vllm.ranks import Workers
+
+logger = logging.getLogger(__name__)
+EXIT_ENGINE_DIED = 4
+_WATCH_S = 0.1
+
+
+def build(context: Context) -> Host:
+    """See ``dcr_recipes.processes.host.build``.
+
+    Raises:
+        ConfigError: vLLM is not installed here, or refuses the model or an argument.
+    """
+    with observe.stage("process.build"):
+        arguments = _arguments(context)
+        engine = _started(arguments)
+    from dcr_adapters.vllm.control import AsyncEngineControl
+    from dcr_adapters.vllm.gate import VllmGate
+    from dcr_adapters.vllm.ranks import Workers
+    from dcr_recipes.runtime.vllm import LoopThread, VllmEngine, VllmStorage
+
+    thread = LoopThread()
+    _end_with(engine)
+    control = AsyncEngineControl(engine, thread.loop)
+    workers = Workers(control, folder=context.folder.exchange)
+    gate = ServingGate(VllmGate(control))
+
+    def receive(record: CommitRecord) -> PumpedReceiver:
+        return compose_instance(
+            context.name,
+            site(context),
+            record,
+            ranks=lambda catalogue: _ranks(context, workers, catalogue),
+            gate=gate,
+            config=context.config.refit_config(),
+        )
+
+    return Host(VllmEngine(engine, thread), VllmStorage(engine, thread, workers), gate, receive)
+
+
+def _ranks(context: Context, workers: "Workers", catalogue: Catalogue) -> list[RankPort]:
+    from dcr_adapters.vllm.messages import Configure
+    from dcr_adapters.vllm.ranks import remote_ranks
+
+    store = context.config.transport.path or str(context.folder.store)
+    return [*remote_ranks(workers, Configure(store, catalogue.run, catalogue.digest()))]
+
+
+def _arguments(context: Context) -> dict[str, Any]:
+    try:
+        from dcr_recipes.runtime.vllm_worker import CONTEXT, EXTENSION
+    except ImportError as err:
+        raise ConfigError(
+            f"runtime=vllm: vLLM cannot be imported here ({err}); install it with: make setup-vllm"
+        ) from err
+    config = context.config
+    told = {"folder": str(context.folder.root), "name": context.name, "incarnation": context.incarnation}
+    return {
+        **engine_arguments(str(_model_folder(context)), config.runtime, config.recipe),
+        "worker_extension_cls": EXTENSION,
+        "additional_config": {CONTEXT: told},
+    }
+
+
+def _model_folder(context: Context) -> Path:
+    """A folder with the model's configuration; weights are not read from it."""
+    served = served_config(context.config.model)
+    if isinstance(served, Path):
+        return served
+    folder = context.folder.served / context.name
+    served.save_pretrained(folder)
+    return folder
+
+
+def _started(arguments: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+    for name in arguments:
+        if name not in known:
+            near = difflib.get_close_matches(name, known)
+            raise ConfigError(
+                f"runtime.arguments: vLLM has no engine argument {name!r}; nearest: {', '.join(near)}"
+            )
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    except (ValueError, TypeError, AssertionError) as err:
+        raise ConfigError(f"runtime=vllm: vLLM refuses this configuration: {err}") from err
+
+
+def _end_with(engine: Any) -> None:
+    """An engine that lost a worker does not come back: its front ends too, and both are started anew."""
+    ending = threading.Event()
+    atexit.register(ending.set)  # runs before the engine's own, which was registered earlier
+
+    def watch() -> None:
+        while not ending.wait(_WATCH_S):
+            if engine.errored:
+                logger.error("the engine died; this process ends with it")
+                os._exit(EXIT_ENGINE_DIED)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()

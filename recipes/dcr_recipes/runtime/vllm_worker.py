@@ -1,0 +1,72 @@
+"""What a run adds to each vLLM worker process: raw dumps, injected faults, and an end with its parent.
+
+Named by ``worker_extension_cls``; vLLM imports it in each worker before the model is loaded.
+"""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from dcr import observe
+from dcr.model import from_json
+from dcr_adapters.vllm.loader import VllmLoader
+from dcr_adapters.vllm.messages import Apply, Calls
+from dcr_adapters.vllm.worker import DcrWorkerExtension
+from dcr_recipes.processes.border import die_with_parent
+from dcr_recipes.runtime.dump import sampled, write_dump
+
+EXTENSION = f"{__name__}.RunWorkerExtension"
+CONTEXT = "dcr_run"
+"""Key of the engine's ``additional_config``: run folder, process name and incarnation."""
+
+die_with_parent(os.getppid())  # nothing outlives a killed front
+
+
+class RunWorkerExtension(DcrWorkerExtension):
+    """Mixed into vLLM's worker, whose names must not meet ours; hence the prefix."""
+
+    @override
+    def dcr_call(self, calls: str) -> dict[str, Any]:
+        """See ``DcrWorkerExtension``; the point ``rank.apply`` names the attempt for injected faults."""
+        if not hasattr(self, "dcr_listening"):
+            self.dcr_listening = ExitStack()
+            _listen(self, self.dcr_listening)
+        mine = from_json(Calls, calls).get(str(self.rank))  # type: ignore[attr-defined]  # vLLM's worker
+        if mine is not None and mine.method == "apply":
+            observe.point("rank.apply", attempt=str(from_json(Apply, mine.params).attempt))
+        return super().dcr_call(calls)
+
+    def dcr_dump(self, path: str, share: float, sample: str) -> int:
+        """Write this rank's parameters and buffers to ``<path>.rank-<rank>``; returns their bytes."""
+        worker: Any = self
+        resident = VllmLoader(worker.model_runner.get_model()).resident()
+        return write_dump(rank_file(Path(path), worker.rank), sampled(resident, share, sample))
+
+
+def rank_file(path: Path, rank: int) -> Path:
+    """Where ``rank`` writes its part of the dump at ``path``."""
+    return path.with_name(f"{path.name}.rank-{rank}")
+
+
+def _listen(worker: Any, stack: ExitStack) -> None:
+    """Carry out the run's faults in this worker, as the process ``<name>.rank-<rank>``."""
+    from dcr_recipes.compose import load
+    from dcr_recipes.faults import journal, killer
+    from dcr_recipes.layout import RunFolder
+    from dcr_recipes.scheduled_kills import scheduled_killer
+
+    told = worker.vllm_config.additional_config.get(CONTEXT)
+    if told is None:
+        return
+    folder, name = RunFolder(Path(told["folder"])), f"{told['name']}.rank-{worker.rank}"
+    config, incarnation = load(folder.config), int(told["incarnation"])
+    faults = config.faults
+    if not faults.kill and not faults.kill_runtime_every:
+        return
+    stack.enter_context(observe.listening(journal(name, incarnation, folder.faults)))
+    stack.enter_context(observe.listening(killer(faults.kill, name, incarnation, folder.faults)))
+    if worker.rank == 0:
+        stack.enter_context(observe.listening(scheduled_killer(config, told["name"], folder.faults)))
