@@ -106,11 +106,15 @@ def test_damaged_payloads_fail_the_attempt(site: Site) -> None:
         site.agent.finish(attempt, site.manifest(attempt, refs))
 
 
-def test_a_loader_that_fails_fails_the_attempt_until_the_next(site: Site) -> None:
+def test_a_write_that_fails_fails_the_attempt_until_the_next(site: Site) -> None:
     attempt, refs = opened(site, 1, 2)
-    site.runtime.hostile["tiny.k"] = lambda runtime, name, weight: 1 // 0  # type: ignore[assignment]
-    site.agent.pump()
-    site.runtime.hostile.clear()
+
+    def fail(event: observe.Event) -> None:
+        if event.name == "receiver.item.before":
+            raise ZeroDivisionError
+
+    with observe.listening(fail):
+        site.agent.pump()
     for _ in range(2):
         with pytest.raises(AttemptFailed, match="ZeroDivisionError"):
             site.agent.finish(attempt, site.manifest(attempt, refs))

@@ -1,244 +1,265 @@
-"""Applies payloads, and restores versions, through the native loader (paper section 6, DESIGN R9-R13)."""
+"""Applies payloads to one rank's storage, reads it back and restores it (paper section 6, DESIGN R9-R13, B2).
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+Every tensor goes the way that prewarm chose: scattered through the placement map, through the native
+loader and the dispatch hook, or into a host copy that the plain native loader takes whole.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from dcr import observe
 from dcr.codec import Item, Payload
 from dcr.errors import AttemptFailed, IntegrityError, UnsupportedPath
-from dcr.model import AuditTable, Bits, Catalogue, Classification, Encoding, PathClass, TensorSpec
-from dcr.receiver.checks import casts_hold, check_items
-from dcr.receiver.copy_hook import ApplyHook
-from dcr.receiver.join import join
+from dcr.model import Bits, Catalogue, TensorSpec
+from dcr.receiver.checks import Written, check_items
+from dcr.receiver.digester import Digester
+from dcr.receiver.instance import InstanceWriter
+from dcr.receiver.items import validate
 from dcr.receiver.lanes import dense_from_bits
-from dcr.receiver.placement import PlacementTable
+from dcr.receiver.methods import MethodName, RankMap, rank_map
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.prewarm import learn
-from dcr.receiver.rank import Method
-from dcr.receiver.resident import Residents
-from dcr.receiver.scratch import Scratch
-from dcr.receiver.writer import ApplyStats, Cancelled, never
+from dcr.receiver.rank import Cover, Method, PartDigests, Partials, PartTable, RankPlacement
+from dcr.receiver.readback import RankReader
+from dcr.receiver.rehearsal import unlike_reloaded
+from dcr.receiver.scatter.engine import EngineName, engine_for
+from dcr.receiver.shadows import Shadows
+from dcr.receiver.stream import HookStream
+from dcr.receiver.writer import ApplyStats, Cancelled, Slice, never
 
-__all__ = ["Applier", "ApplyStats", "never"]
+__all__ = ["Applier", "ApplyStats", "RankApplier", "never"]
 
 
-class Applier:
-    """A ``Writer`` over a native loader. ``prewarm`` first; never used by two threads at once."""
+class RankApplier:
+    """Implements ``RankPort`` over a native loader in this process; never used by two threads at once.
 
-    def __init__(self, loader: NativeLoader, catalogue: Catalogue) -> None:
+    ``method`` and ``engine`` are for tests and measurements: the hook instead of the map wherever it
+    can see the loader's copies, and one engine for all batches.
+    """
+
+    def __init__(
+        self,
+        loader: NativeLoader,
+        catalogue: Catalogue,
+        *,
+        method: MethodName = "auto",
+        engine: EngineName = "auto",
+    ) -> None:
         self._loader = loader
         self._catalogue = catalogue
         self._specs = catalogue.by_name()
-        self._scratch = Scratch.for_tensors(catalogue.tensors)
-        self._table: PlacementTable | None = None
-        self._residents = Residents({})
-        self._written: list[Item] = []
+        self._method: MethodName = method
+        self._engine: EngineName = engine
+        self._map: RankMap | None = None
+        self._digester = Digester.of(catalogue.audit_key, self._specs, {})
+        self._shadows = Shadows({}, {})
+        self._stream: HookStream | None = None
+        self._written: list[Written] = []
+        self._unloaded: dict[str, None] = {}
 
     @property
-    def placement(self) -> PlacementTable:
-        """What prewarm learned."""
-        assert self._table is not None, "prewarm comes first"
-        return self._table
+    def map(self) -> RankMap:
+        """What prewarm learned and chose."""
+        assert self._map is not None, "prewarm comes first"
+        return self._map
 
-    def prewarm(self) -> Classification:
-        """Learn the loader's placement, once, and classify every canonical name (DESIGN R11).
+    def prewarm(self) -> RankPlacement:
+        """See ``RankPort``. Raises UnsupportedPath where the loader leaves storage changed."""
+        if self._map is None or self.rebuilt():
+            self._map = None
+            table = learn(self._loader, self._catalogue, keep_copies=self._method == "hook")
+            learned = rank_map(table, self._method)
+            shadows = Shadows({name: learned.paths[name].cover for name in learned.shadowed}, self._specs)
+            shadows.adopt(self._shadows)
+            hooked = learned.specs_of(Method.HOOK)
+            self._stream = HookStream(self._loader, table, hooked) if hooked else None
+            self._map, self._shadows = learned, shadows
+        return self.map.placement
 
-        Raises:
-            UnsupportedPath: a path breaks a condition; names each tensor. Nothing was written.
-        """
-        if self._table is not None:
-            return dict(self._table.classes)
-        table = learn(self._loader, self._catalogue, keep_copies=True)
-        table.require_supported()
-        join([table.rank_placement], self._specs).require_supported()
-        if whole := [name for name, path in table.paths.items() if path.method is Method.WHOLE]:
-            raise UnsupportedPath(f"{whole[0]}: {table.paths[whole[0]].reason}; use dense refits")
-        self._table = table
-        self._residents = Residents(self._loader.resident())
-        return dict(table.classes)
+    def divide(self, parts: Mapping[str, tuple[Cover, ...]]) -> None:
+        """See ``RankPort``."""
+        self._digester = Digester.of(self._catalogue.audit_key, self._specs, parts)
 
-    def begin(self) -> None:
-        """Forget what earlier attempts wrote: ``check`` covers what is applied from here on."""
+    def rebuilt(self) -> str:
+        """See ``RankPort``."""
+        moved = self.map.table.storages.moved(self._loader.resident())
+        return f"resident {moved!r} was rebound, rebuilt or changed since prewarm" if moved else ""
+
+    def begin(self, *, clean: bool) -> None:
+        """See ``RankPort``; the map is as good in torn storage, as long as it holds."""
         self._written.clear()
-
-    def validate(self, payload: Payload, *, allow_xor: bool) -> None:
-        """Check every item against catalogue and classification, before anything is written.
-
-        Raises:
-            AttemptFailed: names the tensor and the field.
-        """
-        for item in payload.items:
-            self._validate(item, allow_xor=allow_xor)
+        self._require_unmoved()
 
     def apply(self, payload: Payload, *, allow_xor: bool = True, cancelled: Cancelled = never) -> ApplyStats:
-        """Apply all items of one payload with one streamed ``load_weights`` call.
+        """Write what this rank holds of every item. ``allow_xor`` false: nothing that builds on storage (P8).
 
-        ``allow_xor`` false is the receiver's own rule for torn storage (P8). ``cancelled`` is
-        asked between items; an item that has begun is either finished or fails the attempt.
+        ``cancelled`` is asked between items, on a map between small groups of them. What has begun is
+        either finished or fails the attempt.
 
         Raises:
             AttemptFailed: an item is not acceptable, the loader broke a condition, or cancelled.
         """
-        self.validate(payload, allow_xor=allow_xor)
+        for item in payload.items:
+            validate(item, self._specs, self.map.paths, allow_xor=allow_xor)
         self._require_unmoved()
-        placed = [item for item in payload.items if item.num_entries and not self._skipped(item.name)]
-        self._load(placed, cancelled)
-        self._require_unmoved()
-        skipped = sum(self._skipped(item.name) for item in payload.items)
-        return ApplyStats(len(payload.items), skipped, sum(item.num_entries for item in placed))
+        ways: dict[Method, list[Item]] = {method: [] for method in Method}
+        for position, item in enumerate(payload.items):
+            ways[self.map.paths[item.name].method].append(item)
+            if self.map.paths[item.name].method is not Method.NONE:
+                self._written.append(((payload.owner, payload.sequence, position), item))
+        self._scatter([item for item in ways[Method.LEARNED] if item.num_entries], cancelled)
+        self._shadow([item for item in ways[Method.WHOLE] if item.num_entries], cancelled)
+        if hooked := [item for item in ways[Method.HOOK] if item.num_entries]:
+            self._feed(hooked, cancelled)
+        num_values = sum(item.num_entries for item in payload.items) - sum(
+            item.num_entries for item in ways[Method.NONE]
+        )
+        return ApplyStats(len(payload.items), len(ways[Method.NONE]), num_values)
 
     def synchronize(self) -> None:
-        """Wait for the device and the runtime's post-load step."""
+        """See ``RankPort``."""
+        if self._unloaded:
+            with torch.no_grad():
+                self._loader.load(self._shadows.dense(self.map.together(self._unloaded)))
+            self._unloaded.clear()
         self._loader.synchronize()
 
-    def check(self) -> None:
-        """Prove by reading that everything applied since ``begin`` is in place (DESIGN R13).
-
-        Raises:
-            AttemptFailed: names the tensor that does not hold its target bits.
-        """
+    def check(self) -> Partials:
+        """See ``RankPort``."""
         self._require_unmoved()
-        check_items(self.placement, self._written)
+        names = {item.name: None for _, item in self._written if item.name in self._shadows}
+        if names and (wrong := self._unlike_reloaded(self.map.together(names))):
+            raise AttemptFailed(f"{', '.join(names)}: {wrong} do not hold what the loader makes of them")
+        return check_items(
+            self._written,
+            placed=self.map.placed,
+            shadows=self._shadows,
+            digester=self._digester,
+            engine=self._engine,
+        )
 
-    def restore(self, tensors: dict[str, Bits], table: AuditTable, *, cancelled: Cancelled = never) -> None:
-        """Load a whole version densely with the plain native loader and prove it by audit.
-
-        ``tensors`` holds flat bits [num_elements] by primary name; tied names get the same bits.
-
-        Raises:
-            IntegrityError: a tensor is missing, or resident bits are not those of ``table``.
-            UnsupportedPath: the loader rebinds its storage.
-            AttemptFailed: cancelled; the storage is torn.
-        """
+    def restore(self, tensors: Mapping[str, Bits], *, cancelled: Cancelled = never) -> None:
+        """See ``RankPort``; also raises IntegrityError if a tensor is missing."""
         self._written.clear()
+        self._unloaded.clear()
+        self._shadows.forget()
         with torch.no_grad():
             self._loader.load(self._dense(tensors, cancelled))
         self._loader.synchronize()
-        if moved := self._residents.moved(self._loader.resident()):
+        if reason := self.rebuilt():
+            raise UnsupportedPath(f"after a dense load {reason}; learn and restore again")
+        self._shadows.keep(tensors)
+        wrong = self._reader().unlike(tensors) + self._unlike_reloaded(list(self._shadows))
+        if wrong:
+            shown = f"{', '.join(wrong[:8])}{f' and {len(wrong) - 8} more' if len(wrong) > 8 else ''}"
             raise UnsupportedPath(
-                f"a dense load rebinds resident {moved!r}; prewarm no longer holds: restart"
+                f"{shown}: storage does not hold what the loader was given; the runtime repacks it after "
+                "loading. Use dense refits, or have the adapter undo the repacking"
             )
-        self._prove(tensors, table)
 
-    def audit(self) -> AuditTable:
-        """Digest of each tensor that can be read back completely, from resident storage (B6).
+    def audit(self) -> PartTable:
+        """See ``RankPort``."""
+        self._require_readable(list(self._shadows))
+        for padding in self.map.paddings:
+            padding.require(self.map.table.storages)
+        reader = self._reader()
+        return {
+            name: reader.digest(name, self._digester, 0, spec.num_elements)
+            for name, spec in self._specs.items()
+            if reader.holds(name)
+        }
 
-        Raises:
-            IntegrityError: two resident copies of one tensor differ, or storage was rebound.
-        """
-        if moved := self._residents.moved(self._loader.resident()):
-            raise IntegrityError(f"resident {moved!r} was rebound since prewarm; restart this runtime")
-        return self.placement.audit_table(self._catalogue.audit_key)
+    def scan(self, slices: Sequence[Slice]) -> list[PartDigests]:
+        """See ``RankPort``. A tensor without a map costs a pass of the loader over it, whatever the slice."""
+        self._require_readable([s.name for s in slices if s.name in self._shadows])
+        reader = self._reader()
+        return [
+            reader.digest(s.name, self._digester, s.start, s.stop) if reader.holds(s.name) else ()
+            for s in slices
+        ]
 
-    def _skipped(self, name: str) -> bool:
-        return self.placement.skipped(name)
+    def _scatter(self, items: Sequence[Item], cancelled: Cancelled) -> None:
+        """Through the map, in groups: each is announced, written at once, and announced again."""
+        placed = self.map.placed
+        engine = engine_for(self._engine, placed.plan, sum(item.num_entries for item in items))
+        for start in range(0, len(items), engine.group):
+            group = items[start : start + engine.group]
+            if cancelled():
+                raise AttemptFailed(f"{group[0].name}: the attempt was stopped before this item")
+            for item in group:
+                observe.point("receiver.item.before", tensor=item.name, encoding=item.encoding.value)
+            placed.scatter(group, engine)
+            for item in group:
+                observe.point("receiver.item.copy", tensor=item.name)
+                observe.point("receiver.item.after", tensor=item.name, encoding=item.encoding.value)
 
-    def _placed_names(self) -> Iterator[tuple[str, TensorSpec]]:
-        """Every name that this rank's loader places, tied names on their own."""
-        return ((name, spec) for name, spec in self._specs.items() if not self._skipped(name))
-
-    def _validate(self, item: Item, *, allow_xor: bool) -> None:
-        if item.name not in self._specs:
-            raise AttemptFailed(f"{item.name}: the catalogue has no such tensor")
-        spec = self._specs[item.name]
-        if (tuple(item.shape), item.dtype) != (spec.shape, spec.dtype):
-            raise AttemptFailed(
-                f"{item.name}: the item is {item.dtype} {tuple(item.shape)}, the catalogue says "
-                f"{spec.dtype} {spec.shape}; a changed shape or dtype needs a new run"
-            )
-        if spec.dtype == "bool" and item.num_entries and int(item.values.max()) > 1:
-            raise AttemptFailed(f"{item.name}: {int(item.values.max()):#x} is not the stored form of a bool")
-        if item.encoding is Encoding.XOR:
-            self._validate_xor(item, allow_xor=allow_xor)
-
-    def _validate_xor(self, item: Item, *, allow_xor: bool) -> None:
-        if not allow_xor:
-            raise AttemptFailed(f"{item.name}: XOR onto storage that an earlier attempt may have torn (P8)")
-        path = self.placement.classes[item.name]
-        if path not in (PathClass.XOR, PathClass.SKIP):
-            raise AttemptFailed(f"{item.name}: its loader path takes {path.value} only, not XOR")
-
-    def _load(self, items: list[Item], cancelled: Cancelled) -> None:
-        hook = ApplyHook(self._residents, self._scratch)
-        progress = _Progress()
-        steps = self._steps(hook, items, cancelled, progress)
-        try:
-            with torch.no_grad():
-                self._feed(hook, steps)
-        finally:
-            steps.close()  # clears the scratch now, not when the traceback that holds the frame dies
-        self._require_done(hook, progress, items)
-
-    def _feed(self, hook: ApplyHook, steps: Iterator[tuple[str, torch.Tensor]]) -> None:
-        if self.placement.streamable:
-            with hook:
-                self._loader.load(steps)
-            return
-        for step in steps:
-            with hook:
-                self._loader.load([step])
-            if hook.failure is not None:
-                return
-
-    def _require_done(self, hook: ApplyHook, progress: "_Progress", items: list[Item]) -> None:
-        if hook.failure is not None:  # the loader swallowed it
-            raise hook.failure
-        if items and not progress.finished:
-            raise AttemptFailed(f"{hook.item}: the loader stopped before the end of the stream")
-
-    def _steps(
-        self, hook: ApplyHook, items: list[Item], cancelled: Cancelled, progress: "_Progress"
-    ) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Scratch contents one after another; each is checked when the loader asks for the next."""
+    def _shadow(self, items: Sequence[Item], cancelled: Cancelled) -> None:
+        """Into the host copies; ``synchronize`` loads them."""
         for item in items:
             if cancelled():
                 raise AttemptFailed(f"{item.name}: the attempt was stopped before this item")
             observe.point("receiver.item.before", tensor=item.name, encoding=item.encoding.value)
-            self._written.append(item)
-            spec = self._specs[item.name]
-            self._scratch.fill(spec, item.encoding, item.locations, item.values)
-            try:
-                hook.begin(item.name, item.encoding, self.placement.copies[item.name])
-                yield item.name, self._scratch.view(spec)
-                hook.end()
-            finally:
-                self._scratch.clear(spec, item.locations)
+            self._shadows.apply(item)
+            self._unloaded[item.name] = None
+            observe.point("receiver.item.copy", tensor=item.name)
             observe.point("receiver.item.after", tensor=item.name, encoding=item.encoding.value)
-        progress.finished = True
 
-    def _dense(self, tensors: dict[str, Bits], cancelled: Cancelled) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, spec in self._placed_names():
-            if cancelled():
-                raise AttemptFailed(f"{name}: the restore was stopped before this tensor")
-            yield name, dense_from_bits(spec, _bits_of(tensors, spec))
+    def _feed(self, items: Sequence[Item], cancelled: Cancelled) -> None:
+        """Through the loader; tensors that cannot be read back change their host copies too."""
+        assert self._stream is not None
+        for item in items:
+            if item.name in self._shadows:
+                self._shadows.apply(item)
+        self._stream.apply(items, cancelled)
+        self._require_unmoved()
 
-    def _prove(self, tensors: dict[str, Bits], table: AuditTable) -> None:
-        resident = self.placement.audit_table(self._catalogue.audit_key)
-        for name, spec in self._placed_names():
-            if name in resident and resident[name] != table.get(name):
-                raise IntegrityError(
-                    f"{name}: restored bits have the audit digest {resident[name]}, "
-                    f"the record's table says {table.get(name)}"
-                )
-            everything = torch.ones(spec.num_elements, dtype=torch.bool)
-            if where := casts_hold(self.placement, name, spec, _bits_of(tensors, spec), everything):
-                raise IntegrityError(f"{name}: {where!r} does not hold the cast of the restored tensor")
+    def _dense(self, tensors: Mapping[str, Bits], cancelled: Cancelled) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every name that this rank's loader places, tied names on their own."""
+        for name, spec in self._specs.items():
+            if self.map.paths[name].method is not Method.NONE:
+                if cancelled():
+                    raise AttemptFailed(f"{name}: the restore was stopped before this tensor")
+                yield name, dense_from_bits(spec, _bits_of(tensors, spec))
+
+    def _reader(self) -> RankReader:
+        return RankReader(self.map, self._shadows)
+
+    def _unlike_reloaded(self, names: Sequence[str]) -> list[str]:
+        if not names:
+            return []
+        ordered = self.map.together(dict.fromkeys(names))
+        return unlike_reloaded(self._loader, self.map.table.storages, self._shadows.dense(ordered))
+
+    def _require_readable(self, shadowed: Sequence[str]) -> None:
+        if reason := self.rebuilt():
+            raise IntegrityError(f"{reason}; restart this runtime")
+        if wrong := self._unlike_reloaded(shadowed):
+            raise IntegrityError(
+                f"{', '.join(wrong)}: storage does not hold what the loader makes of its weights"
+            )
 
     def _require_unmoved(self) -> None:
-        if moved := self._residents.moved(self._loader.resident()):
-            raise AttemptFailed(f"resident {moved!r} was rebound since prewarm; restart this runtime")
+        if reason := self.rebuilt():
+            raise AttemptFailed(f"{reason}; it must be learned and proven again")
 
 
-@dataclass(slots=True)
-class _Progress:
-    """Whether the loader consumed a stream to its end."""
+class Applier(InstanceWriter):
+    """The ``Writer`` of a runtime whose only rank is in this process."""
 
-    finished: bool = False
+    def __init__(
+        self,
+        loader: NativeLoader,
+        catalogue: Catalogue,
+        *,
+        method: MethodName = "auto",
+        engine: EngineName = "auto",
+    ) -> None:
+        self.rank = RankApplier(loader, catalogue, method=method, engine=engine)
+        super().__init__([self.rank], catalogue)
 
 
-def _bits_of(tensors: dict[str, Bits], spec: TensorSpec) -> Bits:
+def _bits_of(tensors: Mapping[str, Bits], spec: TensorSpec) -> Bits:
     if spec.name not in tensors:
         raise IntegrityError(f"{spec.name}: the restored version does not contain this tensor")
     return tensors[spec.name]

@@ -1,7 +1,7 @@
 """The reusable host scratch (paper section 6.1, Figure 6 top, DESIGN R9, R10).
 
 Holds one canonical tensor at a time. Between items every byte of ``[0, extent)`` is background:
-zero after an XOR item, the placeholder after an overwrite item, so only touched positions are
+zero after an XOR or delta item, the placeholder after an overwrite item, so only touched positions are
 restored and a run of items of one kind never refills the whole.
 """
 
@@ -71,9 +71,10 @@ class Scratch:
 
     def fill(self, spec: TensorSpec, encoding: Encoding, locations: np.ndarray, values: Bits) -> None:
         """Lay out one item: ``values`` [E] at flat ``locations`` int64 [E], inactive positions elsewhere."""
-        placeholder = None if encoding is Encoding.XOR else choose_placeholder(spec.dtype, values)
+        overwrites = encoding is Encoding.OVERWRITE
+        placeholder = choose_placeholder(spec.dtype, values) if overwrites else None
         self._placeholder = placeholder
-        self._by_flags = encoding is Encoding.OVERWRITE and placeholder is None
+        self._by_flags = overwrites and placeholder is None
         self._set_background(bits_dtype(spec.dtype).itemsize, placeholder or 0, spec.num_bytes)
         self.bits(spec)[locations] = values
         if self._by_flags:

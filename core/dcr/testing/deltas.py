@@ -17,6 +17,7 @@ from dcr.model import (
     PathClass,
     TensorSpec,
     bits_dtype,
+    width_bytes,
 )
 from dcr.transport.values import differences
 
@@ -59,14 +60,24 @@ def delta_item(
 
 
 def delta_items(
-    catalogue: Catalogue, old: Version, new: Version, classes: Classification | None = None
+    catalogue: Catalogue,
+    old: Version,
+    new: Version,
+    classes: Classification | None = None,
+    *,
+    difference: Encoding = Encoding.XOR,
 ) -> list[Item]:
-    """One item for each changed tensor and tied name: XOR where ``classes`` allows it, else overwrites."""
+    """One item for each changed tensor and tied name: ``difference`` where ``classes`` allows it.
+
+    Else overwrites; XOR in place of DELTA16 where the type does not have 2 bytes.
+    """
     items = []
     for spec in catalogue.tensors:
+        narrow = difference is Encoding.DELTA16 and width_bytes(spec.dtype) != 2
+        kind = Encoding.XOR if narrow else difference
         for name in (spec.name, *spec.aliases):
-            xor = classes is not None and classes.get(name) is PathClass.XOR
-            encoding = Encoding.XOR if xor else Encoding.OVERWRITE
+            allowed = classes is not None and classes.get(name) is PathClass.XOR
+            encoding = kind if allowed else Encoding.OVERWRITE
             before, after = old[spec.name], new[spec.name]
             item = delta_item(catalogue.audit_key, spec, encoding, before, after, name=name)
             if item.num_entries:

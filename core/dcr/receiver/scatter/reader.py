@@ -71,7 +71,7 @@ def _take(resident: torch.Tensor, part: Box, found: torch.Tensor, held: torch.Te
     return agrees
 
 
-def counted(mask: np.ndarray) -> list[tuple[int, int]]:
+def runs_of(mask: np.ndarray) -> list[tuple[int, int]]:
     """Runs (first, one past the last) in which ``mask`` bool [n] is set."""
     edges = np.flatnonzero(np.diff(mask.view(np.int8), prepend=0, append=0))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

@@ -1,0 +1,78 @@
+"""From what was learned to what one rank does with each tensor (DESIGN B2, P8)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from dcr.model import TensorSpec
+from dcr.receiver.casts import readable
+from dcr.receiver.landing import Landing
+from dcr.receiver.padding import Padding, paddings
+from dcr.receiver.placement import PlacementTable
+from dcr.receiver.rank import Method, RankPath, RankPlacement
+from dcr.receiver.scatter.placed import PlacedTensors, place
+
+MethodName: TypeAlias = Literal["auto", "hook"]
+_FORCED = "the dispatch hook was asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class RankMap:
+    """One rank's working state between two learning passes; nothing in it changes.
+
+    ``paths`` have the method that is used. ``placed`` maps every tensor that can be read back through
+    landings; of the others, ``shadowed``, a host copy is kept.
+    """
+
+    table: PlacementTable
+    paths: Mapping[str, RankPath]
+    placed: PlacedTensors
+    shadowed: tuple[str, ...]
+    paddings: tuple[Padding, ...]
+
+    @property
+    def placement(self) -> RankPlacement:
+        """The answer to ``RankPort.prewarm``."""
+        return replace(self.table.rank_placement, paths=dict(self.paths))
+
+    def specs_of(self, method: Method) -> dict[str, TensorSpec]:
+        """Specs of the names that go that way."""
+        return {name: self.table.specs[name] for name, path in self.paths.items() if path.method is method}
+
+    def together(self, names: Mapping[str, object]) -> list[str]:
+        """``names`` and what must be loaded along with them, in the catalogue's order."""
+        wanted = {other for name in names for other in self.table.together.get(name, (name,))}
+        return [name for name in self.paths if name in wanted]
+
+
+def rank_map(table: PlacementTable, method: MethodName) -> RankMap:
+    """Choose the method of every tensor; ``hook`` forces the paper's path wherever the hook can see it.
+
+    Raises:
+        UnsupportedPath: a landing leaves its storage.
+    """
+    specs = table.specs
+    paths = {name: _path(table, name, method) for name in table.paths}
+    whole = {name for name, path in paths.items() if path.method is Method.WHOLE}
+    whole |= {other for name in whole for other in table.together.get(name, ())}
+    landings = {name: found for name, found in table.landings.items() if name not in whole}
+    placed = place(specs, landings, table.storages)
+    unmapped = {n for n, path in paths.items() if path.method is Method.HOOK and n not in placed}
+    shadowed = tuple(name for name in paths if name in whole or name in unmapped)
+    constants = [constant for constant in table.constants if constant.name not in shadowed]
+    return RankMap(table, paths, placed, shadowed, paddings(constants, landings, table.storages))
+
+
+def _path(table: PlacementTable, name: str, method: MethodName) -> RankPath:
+    path = table.paths[name]
+    if path.method is not Method.LEARNED:
+        return path
+    if not all(_reads_back(table.specs[name], landing) for landing in table.landings[name]):
+        return replace(path, method=Method.WHOLE, reason="stored in a form that loses bits")
+    if method == "hook" and table.copies[name]:
+        return replace(path, method=Method.HOOK, reason=_FORCED)
+    return path
+
+
+def _reads_back(spec: TensorSpec, landing: Landing) -> bool:
+    return landing.preserving or (not landing.scalar and readable(spec.dtype, landing.dtype))
