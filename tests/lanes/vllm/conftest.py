@@ -3,6 +3,8 @@
 import importlib.util
 import os
 
+import pytest
+
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     HF_HUB_OFFLINE="1",
@@ -11,3 +13,9 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["*"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings of vLLM and its dependencies are not this project's to fix."""
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings("default"))

@@ -6,7 +6,7 @@ Whole tensors of one owner; what is proven here is the receiver.
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dcr.codec import Item, encode_payload, payload_digest
+from dcr.codec import Item, Payload, decode_payload, encode_payload
 from dcr.config import RefitConfig
 from dcr.model import (
     GENESIS,
@@ -15,16 +15,19 @@ from dcr.model import (
     Catalogue,
     Classification,
     CommitRecord,
+    Encoding,
     Manifest,
     OwnerClose,
+    PathClass,
     PayloadRef,
+    bits_dtype,
     to_json,
 )
 from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.ports import RequestGate
 from dcr.receiver.rank import RankPort
 from dcr.refit import Site, compose_instance
-from dcr.testing.deltas import audit_of, delta_items
+from dcr.testing.deltas import audit_of, delta_item, delta_items
 from dcr.transport.directory import DirectoryStore
 from dcr_adapters.vllm.messages import Configure
 from dcr_adapters.vllm.ranks import RemoteRank, Workers, remote_ranks
@@ -45,6 +48,7 @@ class Run:
         self.versions: list[Version] = []
         self.records: list[CommitRecord] = []
         self._number = 0
+        self._refs: dict[AttemptId, list[PayloadRef]] = {}
         nothing = {name: ~bits for name, bits in first.items()}
         manifest = self.publish(GENESIS, delta_items(catalogue, nothing, first))
         self.commit(GENESIS, manifest, first)
@@ -72,9 +76,9 @@ class Run:
         self._number += 1
         return AttemptId(version=len(self.records), number=self._number)
 
-    def publish(self, attempt: AttemptId, items: Sequence[Item]) -> str:
-        """Some payloads and the manifest that lists them; returns its digest."""
-        refs = []
+    def payloads(self, attempt: AttemptId, items: Sequence[Item]) -> list[Payload]:
+        """``items`` as they are in the store, some to a payload."""
+        found = []
         for sequence, start in enumerate(range(0, len(items), _ITEMS_A_PAYLOAD)):
             data = encode_payload(
                 items[start : start + _ITEMS_A_PAYLOAD],
@@ -85,8 +89,16 @@ class Run:
                 parent=attempt.version - 1,
                 catalogue=self.catalogue.digest(),
             )
-            refs.append(PayloadRef(0, sequence, payload_digest(data), len(data)))
-            self.site.transport.publish(attempt, refs[-1], data)
+            found.append(decode_payload(data))
+            ref = PayloadRef(0, sequence, found[-1].digest, len(data))
+            self.site.transport.publish(attempt, ref, data)
+            self._refs.setdefault(attempt, []).append(ref)
+        return found
+
+    def publish(self, attempt: AttemptId, items: Sequence[Item]) -> str:
+        """Some payloads and the manifest that lists them; returns its digest."""
+        self.payloads(attempt, items)
+        refs = self._refs[attempt]
         parent = self.records[attempt.version - 1] if attempt.version else None
         manifest = Manifest(
             run=self.catalogue.run,
@@ -133,3 +145,18 @@ class Run:
         manifest = self.publish(attempt, delta_items(self.catalogue, self.versions[-1], new, classes))
         receiver.finish(attempt, manifest)
         receiver.settle(self.commit(attempt, manifest, new))
+
+
+def items_of(
+    catalogue: Catalogue, old: Version, new: Version, classes: Classification, encoding: Encoding
+) -> list[Item]:
+    """Changes of every name: ``encoding`` where its path takes differences and it fits, else what does."""
+    items = []
+    for name, spec in catalogue.by_name().items():
+        chosen = encoding if classes[name] is PathClass.XOR else Encoding.OVERWRITE
+        if chosen is Encoding.DELTA16 and bits_dtype(spec.dtype).itemsize != 2:
+            chosen = Encoding.XOR
+        item = delta_item(catalogue.audit_key, spec, chosen, old[spec.name], new[spec.name], name=name)
+        if item.num_entries:
+            items.append(item)
+    return items
