@@ -48,7 +48,6 @@ REFUSED: list[tuple[Misbehaviour, str]] = [
     (bad.set_storage, r"q\.weight: .*set_.*'down'"),
     (bad.swallows, r"q\.weight: .*add_.*'decay'"),
     (bad.hidden_cache, r"q\.weight: .*storage that resident\(\) does not list"),
-    (bad.indexed_write, r"q\.weight: its bytes in 'qkv' are also written by k\.weight"),
     (bad.raises, r"q\.weight: the loader raised RuntimeError: out of patience"),
     (bad.rebinds, r"q\.weight: the loader rebinds resident 'down'.*put back now"),
 ]
@@ -67,6 +66,7 @@ OTHERWISE: list[tuple[Misbehaviour, Method, PathClass, str]] = [
     (bad.reinterpreted, Method.LEARNED, PathClass.XOR, ""),
     (bad.permuted_rows, Method.LEARNED, PathClass.XOR, ""),
     (bad.out_write, Method.WHOLE, PathClass.XOR, "composed: aten.add.out"),
+    (bad.indexed_write, Method.WHOLE, PathClass.XOR, "composed: aten.index_put_.default"),
     (bad.computed, Method.WHOLE, PathClass.XOR, "composed: aten.copy_.default"),
     (bad.negated_view, Method.WHOLE, PathClass.XOR, "composed: aten.copy_.default"),
     (bad.changes_input, Method.WHOLE, PathClass.XOR, "composed: aten.copy_.default"),

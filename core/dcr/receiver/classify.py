@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dcr.errors import ConfigError
 from dcr.indexmap import Box
-from dcr.model import Catalogue, PathClass, TensorSpec
+from dcr.model import Catalogue, PathClass, TensorSpec, width_bytes
 from dcr.receiver.derive import Links, find_links
 from dcr.receiver.geometry import Copy, copy_of
 from dcr.receiver.landing import Constant, Landing, cover_of, cover_of_source, landings_of, targets_of
@@ -118,7 +118,7 @@ class _Judge:
             return RankPath(PathClass.REFUSED, Method.NONE, refusal=refusal)
         if not reaches:
             return RankPath(PathClass.SKIP, Method.NONE, skipped=skipped)
-        if reason := self._whole(name, found):
+        if reason := self._whole(spec, name, found):
             return RankPath(PathClass.XOR, Method.WHOLE, reason, cover=_everything(spec))
         if found.unmapped:
             return RankPath(PathClass.OVERWRITE, Method.HOOK, found.unmapped, cover=_sources(found))
@@ -138,16 +138,15 @@ class _Judge:
             return f"its bytes in {resident!r} are also written by {by} with other contents"
         return ""
 
-    def _whole(self, name: str, found: _Found) -> str:
+    def _whole(self, spec: TensorSpec, name: str, found: _Found) -> str:
         """Why only the plain loader can place it; empty if something cheaper can."""
         if reason := self._links.reasons.get(name) or self._traces[name].undecided:
             return reason
         if name in self._overlaps.clashes:
             return "its own writes overlap with different contents, so their order counts"
         trace = self._traces[name]
-        if found.unmapped and (trace.reads_values or not _hookable(trace)):
-            return found.unmapped
-        return ""
+        hookable = not trace.reads_values and _hookable(trace, width_bytes(spec.dtype))
+        return "" if hookable else found.unmapped
 
     def _exact(self, name: str, found: _Found) -> bool:
         """Whether each stored bit is written once and unchanged, so that masks and differences work."""
@@ -162,10 +161,10 @@ def _repeats(write: Write) -> bool:
     return any(n > 1 and s == 0 for n, s in zip(write.shape, source.strides, strict=True))
 
 
-def _hookable(trace: Trace) -> bool:
+def _hookable(trace: Trace, width: int) -> bool:
     """Whether the dispatch hook sees each of its copies as one out of the scratch, and nothing else."""
     return all(
-        write.source is not None and write.source.direct and write.source.through is None
+        write.source is not None and write.source.direct and write.source.dtype.itemsize == width
         for write in trace.writes
     )
 

@@ -16,6 +16,7 @@ from typing_extensions import override
 from dcr.receiver import schema
 from dcr.receiver.schema import COPY, Effect, effect_of, tensors_in
 from dcr.receiver.storages import Storages
+from dcr.receiver.touched import touched
 from dcr.receiver.trace import (
     NOBODY,
     NOTHING,
@@ -53,6 +54,7 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         self._mirrors: dict[int, tuple[str, torch.dtype | None, bool]] = {}
         self._made: dict[int, Made] = {}
         self._number: Number | None = None
+        self._scratch = 0, 0
         self._alive: list[
             StorageWeakRef
         ] = []  # an identity is not used again while one of these points to it
@@ -69,10 +71,22 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         self.traces[name] = Trace()
         self._number = None
         self._mirror(scratch, name, None, direct=True)
+        storage = scratch.untyped_storage()
+        self._scratch = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
     def end(self) -> None:
         """What follows belongs to no tensor."""
         self._name = ""
+
+    def kept(self) -> set[str]:
+        """Names of tensors of which the loader still holds scratch, or something that was made of it."""
+        names: set[str] = set()
+        for alive in self._alive:
+            if not alive.expired():  # type: ignore[no-untyped-call]
+                mirror = self._mirrors.get(alive.cdata)
+                made = self._made.get(alive.cdata, Made())
+                names |= made.names if mirror is None else {mirror[0]}
+        return names
 
     @override
     def __torch_dispatch__(
@@ -125,11 +139,20 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
                 names |= {mirror[0]}
             elif (known := self._made.get(identity)) is not None:
                 names, reads = names | known.names, reads | known.reads
+            elif (name := self._scratch_at(tensor)) is not None:
+                names |= {name}
             elif tensor.numel() and (number := self._storages.find(tensor)) is not None:
                 extent = self._extent(number, tensor)
                 self.traces[self._name].reads.add(extent)
                 reads |= {extent}
         return Made(names, reads)
+
+    def _scratch_at(self, tensor: torch.Tensor) -> str | None:
+        """The current tensor, where ``tensor`` shares its scratch's memory by address only (numpy, say)."""
+        start, stop = self._scratch
+        if start and tensor.device.type != "meta" and start <= tensor.untyped_storage().data_ptr() < stop:
+            return self._name
+        return None
 
     def _read_values(self, made: Made) -> None:
         for name in made.names:
@@ -186,6 +209,8 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         number = self._resident.get(target.untyped_storage()._cdata)
+        if number is None:
+            number = self._destination(target)
         mirror = self._mirrors.get(source.untyped_storage()._cdata)
         if number is None or mirror is None or source.is_neg() or source.is_conj():
             if target.numel():
@@ -196,13 +221,8 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         if source.shape != target.shape:
             source = source.expand(target.shape)
         name, through, direct = mirror
-        origin = Source(source.storage_offset(), source.stride(), source.dtype, through, direct)  # type: ignore[arg-type]
-        shape, strides = tuple(target.shape), target.stride()
-        offset: int = target.storage_offset()  # type: ignore[assignment]  # no symbolic shapes here
-        self.streamed = self.streamed and name == self._name
-        self.traces[name].writes.append(
-            Write(Kind.COPY, number, offset, shape, strides, target.dtype, origin)
-        )
+        origin = Source(int(source.storage_offset()), source.stride(), source.dtype, through, direct)
+        self._note(name, self._place(Kind.COPY, number, target, origin))
         return target
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -240,7 +260,7 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         read = self._number
         if read is not None and target.numel() == 1 and read.equals(value):
             origin = Source(read.offset, (0,) * target.dim(), read.dtype, None, direct=True)
-            self._note(read.name, self._place(Kind.SCALAR, number, target)._replace(source=origin))
+            self._note(read.name, self._place(Kind.SCALAR, number, target, origin))
         else:
             expected = torch.full((), value, dtype=target.dtype).expand(target.shape)
             self._constant(number, target, expected)
@@ -274,7 +294,8 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
                     "only copies and constant fills may write resident storage"
                 )
                 continue
-            self._note_computed(place, str(func), made)
+            for piece in touched(func, args, place):
+                self._note_computed(piece, str(func), made)
 
     def _note_computed(self, place: Write, what: str, made: Made) -> None:
         write = place._replace(what=what, names=made.names, reads=made.reads)
@@ -319,11 +340,11 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         self.streamed = self.streamed and name == self._name
         self.traces[name].writes.append(write)
 
-    def _place(self, kind: Kind, number: int, target: torch.Tensor) -> Write:
+    def _place(self, kind: Kind, number: int, target: torch.Tensor, source: Source | None = None) -> Write:
         offset = int(target.storage_offset())
         if target.untyped_storage()._cdata not in self._resident:  # memory shared by address only
             offset = (target.data_ptr() - self._storages[number].address) // target.element_size()
-        return Write(kind, number, offset, tuple(target.shape), target.stride(), target.dtype)
+        return Write(kind, number, offset, tuple(target.shape), target.stride(), target.dtype, source)
 
     def _extent(self, number: int, tensor: torch.Tensor) -> Extent:
         place = self._place(Kind.CONSTANT, number, tensor)

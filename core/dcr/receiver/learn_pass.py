@@ -1,5 +1,6 @@
 """Suppressed passes of the native loader, in one stream or one tensor a call (DESIGN R11, B2)."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +16,7 @@ from dcr.receiver.ports import NativeLoader
 from dcr.receiver.storages import Storages
 from dcr.receiver.trace import Trace, Traces
 
+_STOPPED = "the loader stopped after it and left the rest of the stream"
 _torch_dtype = cache(torch_dtype)
 Scratch: TypeAlias = Callable[[TensorSpec], torch.Tensor]
 
@@ -38,8 +40,17 @@ def full_of(*numbers: float) -> Scratch:
 class PassResult:
     """``traces`` of every name that was fed; ``streamed`` as in ``LearnHook``."""
 
-    traces: Traces = field(default_factory=dict)
+    traces: Traces = field(default_factory=lambda: {"": Trace()})
     streamed: bool = True
+    hooks: list[LearnHook] = field(default_factory=list, repr=False)
+
+    def refuse_kept(self) -> None:
+        """Refuse tensors of which the loader keeps something, in memory that no method reaches."""
+        if any(hook.kept() for hook in self.hooks):
+            gc.collect()
+        for name in set().union(*(hook.kept() for hook in self.hooks)):
+            self.traces[name].refuse("the loader keeps memory made of it that resident() does not list")
+        self.hooks.clear()
 
 
 @dataclass(slots=True)
@@ -64,7 +75,7 @@ class Learner:
 
         An error when the whole stream was taken cannot be laid to one tensor: then each gets its own call.
         """
-        result = PassResult(traces={"": Trace()})
+        result = PassResult()
         rest = list(names)
         make = self._maker(names, scratch)
         while rest:
@@ -74,24 +85,31 @@ class Learner:
             if self._put_back() or (error and feed.exhausted):
                 return self.singly(names, scratch)
             if error or not feed.exhausted:
-                hook.traces.setdefault(feed.name, Trace()).error = error or "the loader stopped before it"
+                hook.traces.setdefault(feed.name, Trace()).error = error or _STOPPED
             result.streamed = result.streamed and hook.streamed
             _merge(result.traces, hook.traces)
+            result.hooks.append(hook)
             rest = rest[max(feed.num_fed, 1) :]
+        del make
+        result.refuse_kept()
         return result
 
     def singly(self, names: Sequence[str], scratch: Scratch, *, twins: bool = True) -> PassResult:
         """One call a tensor; a loader that rebinds its storage is told apart here."""
-        result = PassResult(traces={"": Trace()}, streamed=False)
+        result = PassResult(streamed=False)
         for name in names:
             hook = LearnHook(self._storages, twins=twins)
-            error = self._load(hook, self._feed(hook, [name], self._maker([name], scratch), _Feed()))
-            hook.traces.setdefault(name, Trace()).error = error
+            feed = _Feed()
+            error = self._load(hook, self._feed(hook, [name], self._maker([name], scratch), feed))
+            stopped = "" if feed.exhausted else _STOPPED
+            hook.traces.setdefault(name, Trace()).error = error or stopped
             if moved := self._put_back():
                 hook.traces[name].refuse(
                     f"the loader rebinds resident {moved!r} instead of copying into it (put back now)"
                 )
             _merge(result.traces, hook.traces)
+            result.hooks.append(hook)
+        result.refuse_kept()
         return result
 
     def _load(self, hook: LearnHook, weights: Iterator[tuple[str, torch.Tensor]]) -> str:

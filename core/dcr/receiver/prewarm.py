@@ -105,6 +105,9 @@ def _agreed(tries: list[Trace]) -> Trace:
     if any(_targets(kept) != _targets(other) for other in taken[1:]):
         kept.refuse("the loader decides by the values that it is given where it stores them")
     kept.undecided = "the loader decides by the values that it is given"
+    # what looked like a constant was made of values that left torch
+    kept.writes = [write._replace(kind=Kind.COMPUTED, source=None) for write in kept.writes]
+    kept.expected.clear()
     return kept
 
 
@@ -123,4 +126,4 @@ def _same(one: Trace, two: Trace) -> bool:
 
 
 def _targets(trace: Trace) -> Counter[tuple[object, ...]]:
-    return Counter(tuple(w[1:6]) for w in trace.writes if w.kind is not Kind.CONSTANT)
+    return Counter(tuple(write[1:6]) for write in trace.writes)
