@@ -94,7 +94,8 @@ def _parts(
 ) -> Parts:
     kept = [label for label, holding in enumerate(held_by) if holding]
     numbers = tuple(tuple(i for i, label in enumerate(kept) if cover in held_by[label]) for cover in covers)
-    runs = [_runs(labels == label, granule) if len(kept) > 1 else () for label in kept]
+    shared = {i for mine in numbers if len(mine) > 1 for i in mine}
+    runs = {i: _runs(labels == kept[i], granule) for i in shared}
     of_rank = tuple(
         (cover,) if len(mine) == 1 else tuple(runs[i] for i in mine)
         for cover, mine in zip(covers, numbers, strict=True)
