@@ -7,13 +7,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zstandard
 from hypothesis import given
+from hypothesis import strategies as st
 from tests.property.payload_items import identities, payload_items
 
-from dcr.codec import Item, decode_payload, encode_payload
+from dcr.codec import CODECS, Item, decode_payload, encode_payload
+from dcr.config import CodecConfig
 
-GOLDEN = Path(__file__).parent.parent / "data" / "payload_v1.bin"
+DATA = Path(__file__).parent.parent / "data"
+GOLDEN = ("payload_v1.bin", "payload_v1_planes.bin")
 DTYPES = [
     "bool",
     "uint8",
@@ -50,12 +54,37 @@ class Reader:
 
     def bytes(self, count: int) -> bytes:
         self.at += count
+        assert self.at <= len(self.data)
         return self.data[self.at - count : self.at]
+
+    def bits(self, count: int) -> int:
+        """The next ``count`` bits as a number; the rest of their last byte is 0."""
+        number = int.from_bytes(self.bytes((count + 7) // 8), "little")
+        assert number < 1 << count
+        return number
+
+    def unary(self, count: int) -> list[int]:
+        """How many bits 0 are before each of the next ``count`` bits 1; the rest of the last byte is 0."""
+        numbers: list[int] = []
+        zeros, bit = 0, 8 * self.at
+        while len(numbers) < count:
+            if self.data[bit // 8] >> bit % 8 & 1:
+                numbers.append(zeros)
+                zeros = -1
+            zeros += 1
+            bit += 1
+        self.at = (bit + 7) // 8
+        assert not self.data[self.at - 1] >> ((bit - 1) % 8 + 1)
+        return numbers
+
+
+Sections = dict[int, Reader]
 
 
 def parse(data: bytes) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     """Identifiers and items as plain values: name, shape, dtype, encoding, locations, values, digest."""
-    assert data[:16] == bytes.fromhex("894443520d0a1a0a") + struct.pack("<HHI", 1, 0, 3)
+    num_sections = struct.unpack_from("<I", data, 12)[0]
+    assert data[:16] == bytes.fromhex("894443520d0a1a0a") + struct.pack("<HHI", 1, 0, num_sections)
     version, number, owner, sequence, parent = struct.unpack_from("<QQIIq", data, 32)
     num_items, num_entries, raw_bytes, body_bytes = struct.unpack_from("<4Q", data, 80)
     body = data[128:]
@@ -66,47 +95,119 @@ def parse(data: bytes) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
         "attempt": (number, version), "owner": owner, "sequence": sequence, "parent": parent,
         "run": data[16:32].hex(), "catalogue": data[64:80].hex(), "digest": digest.hex(),
     }  # fmt: skip
-    table, locations, values = parse_sections(body, raw_bytes)
-    items = parse_items(Reader(table), Reader(locations), Reader(values))
+    items = parse_items(parse_sections(body, num_sections, raw_bytes))
     assert (len(items), sum(len(item[4]) for item in items)) == (num_items, num_entries)
     return names, items
 
 
-def parse_sections(body: bytes, raw_bytes: int) -> list[bytes]:
-    rows = [struct.unpack_from("<IIQQ", body, 24 * index) for index in range(3)]
-    assert [row[:2] for row in rows] == [(1, 0), (2, 0), (3, 0)]
+def parse_sections(body: bytes, num_sections: int, raw_bytes: int) -> Sections:
+    rows = [struct.unpack_from("<IIQQ", body, 24 * index) for index in range(num_sections)]
+    kinds = [row[0] for row in rows]
+    assert kinds[:3] == [1, 2, 3]
+    assert kinds == sorted(set(kinds))
     reader = Reader(body)
-    reader.at = 72
-    frames = [reader.bytes(row[3]) for row in rows]
-    sections = [zstandard.ZstdDecompressor().decompress(frame) if frame else b"" for frame in frames]
+    reader.at = 24 * num_sections
+    sections = {}
+    for kind, reserved, size, frame_bytes in rows:
+        assert not reserved
+        assert size or kind <= 3
+        frame = reader.bytes(frame_bytes)
+        sections[kind] = Reader(zstandard.ZstdDecompressor().decompress(frame) if frame else b"")
+        assert len(sections[kind].data) == size
     assert reader.at == len(body)
-    assert [len(section) for section in sections] == [row[2] for row in rows]
-    assert sum(map(len, sections)) == raw_bytes
+    assert sum(len(section.data) for section in sections.values()) == raw_bytes
     return sections
 
 
-def parse_items(table: Reader, locations: Reader, values: Reader) -> list[tuple[Any, ...]]:
+def parse_items(sections: Sections) -> list[tuple[Any, ...]]:
+    table = sections[1]
     n, num_dims, name_bytes = table.ints(8, 3)
     columns = [table.ints(width, n) for width in (8, 8, 8, 8, 8, 4, 1, 1, 1, 1, 1)]
     shapes = Reader(struct.pack(f"<{num_dims}Q", *table.ints(8, num_dims)))
     names = Reader(table.bytes(name_bytes))
-    assert table.at == len(table.data)
     items = []
     for row in zip(*columns, strict=True):
         entries, values_at, locations_at, total, count, length, dims, dtype, encoding, kind, flags = row
         name, shape = names.bytes(length).decode(), tuple(shapes.ints(8, dims))
-        assert values_at == values.at
-        where = list(range(locations_at, locations_at + entries))
-        if kind:
-            assert locations_at == locations.at
-            gaps = locations.ints(kind, entries)
-            where = [passed + index for index, passed in enumerate(accumulate(gaps))]
+        layout = flags >> 1
+        assert values_at == (0 if layout else sections[3].at)
+        assert kind not in CODES or locations_at == sections[2].at
+        where = parse_locations(sections, kind, locations_at, entries)
         assert all(0 <= at < prod(shape) for at in where)
-        bits = values.ints(WIDTHS[dtype], entries)
-        digest = (total, count) if flags else None
+        bits = parse_values(sections, layout, (encoding, WIDTHS[dtype]), entries)
+        digest = (total, count) if flags & 1 else None
         items.append((name, shape, DTYPES[dtype], ENCODINGS[encoding], where, bits, digest))
-    assert (locations.at, values.at) == (len(locations.data), len(values.data))
+    assert all(section.at == len(section.data) for section in sections.values())
     return items
+
+
+def parse_locations(sections: Sections, kind: int, start: int, entries: int) -> list[int]:
+    if kind == 0:
+        return list(range(start, start + entries))
+    if kind in CODES:
+        return after(0, sections[2].ints(kind, entries))
+    if kind == 16:
+        block, period = sections[4].ints(8, 2)
+        assert 0 < block < period
+        return [start + i * period + j for i in range(entries // block) for j in range(block)]
+    if kind == 17:
+        return after(start, [escaped(sections[8]) for _ in range(entries)])
+    if kind in (18, 20):
+        kinds = [16, 17] if kind == 18 else [20, 21, 22, 23]
+        return after(start, by_planes(sections, kinds, entries))
+    if kind < 128:
+        return after(start, rice(sections, kind - 64, entries))
+    (count,) = sections[4].ints(8, 1)
+    blocks = after(0, rice(sections, kind - 128, count))
+    masks = sections[7].ints(8, count)
+    assert all(masks)
+    return [
+        start + 64 * block + bit
+        for block, mask in zip(blocks, masks, strict=True)
+        for bit in range(64)
+        if mask >> bit & 1
+    ]
+
+
+def after(start: int, gaps: list[int]) -> list[int]:
+    return [start + passed + index for index, passed in enumerate(accumulate(gaps))]
+
+
+def escaped(section: Reader) -> int:
+    gap = 0
+    while (byte := section.bytes(1)[0]) == 255:
+        gap += 255
+    return gap + byte
+
+
+def rice(sections: Sections, k: int, count: int) -> list[int]:
+    high = sections[5].unary(count)
+    low = sections[6].bits(k * count) if k else 0
+    return [(part << k) + (low >> k * index & (1 << k) - 1) for index, part in enumerate(high)]
+
+
+def by_planes(sections: Sections, kinds: list[int], count: int) -> list[int]:
+    planes = [sections[kind].bytes(count) if count else b"" for kind in kinds]
+    return [int.from_bytes(word, "little") for word in zip(*planes, strict=True)]
+
+
+def parse_values(sections: Sections, layout: int, coding: tuple[int, int], entries: int) -> list[int]:
+    encoding, width = coding
+    if layout == 0:
+        return sections[3].ints(width, entries)
+    if layout == 1:
+        values = by_planes(sections, [256 * encoding + 16 * width + byte for byte in range(width)], entries)
+        return [unzigzag(value) for value in values] if encoding == 3 else values
+    assert coding == (3, 2)
+    pairs = sections[769].bytes((entries + 1) // 2)
+    halves = [half for byte in pairs for half in (byte & 15, byte >> 4)]
+    assert not any(halves[entries:])
+    excess = iter(by_planes(sections, [770, 771], halves.count(15)))
+    return [unzigzag(half + (next(excess) if half == 15 else 0)) for half in halves[:entries]]
+
+
+def unzigzag(coded: int) -> int:
+    return (-(coded + 1) // 2 if coded % 2 else coded // 2) % 65536
 
 
 def plain(item: Item) -> tuple[Any, ...]:
@@ -124,10 +225,11 @@ def agrees(data: bytes) -> None:
     assert items == [plain(item) for item in payload.items]
 
 
-@given(payload_items, identities)
-def test_two_parsers_agree(items: list[Item], identity: dict[str, Any]) -> None:
-    agrees(encode_payload(items, **identity))
+@given(payload_items, identities, st.sampled_from(CODECS))
+def test_two_parsers_agree(items: list[Item], identity: dict[str, Any], codec: str) -> None:
+    agrees(encode_payload(items, **identity, codec=CodecConfig(name=codec)))
 
 
-def test_two_parsers_agree_about_the_golden_file() -> None:
-    agrees(GOLDEN.read_bytes())
+@pytest.mark.parametrize("name", GOLDEN)
+def test_two_parsers_agree_about_the_golden_files(name: str) -> None:
+    agrees((DATA / name).read_bytes())

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcr.codec import kernels
 from dcr.codec.engines import Bytes, Indices, RiceReader, Words, words_of
@@ -62,6 +63,18 @@ class Compiled:
         """Values [E] of planes [E]."""
         values: Bits = np.empty(len(planes[0]), f"<u{len(planes)}")
         kernel(f"join{len(planes)}")(*planes, zigzag, values)
+        return values
+
+    def pair(self, values: Bits) -> tuple[Bytes, NDArray[np.uint16]]:
+        """Half bytes and excess of ``values`` [E]."""
+        pairs = np.zeros((len(values) + 1) // 2, np.uint8)
+        excess = np.empty(len(values), np.uint16)
+        return pairs, excess[: kernel("pair")(values, pairs, excess)]
+
+    def unpair(self, pairs: Bytes, excess: NDArray[np.uint16], num_entries: int) -> Bits:
+        """Values [E]."""
+        values: Bits = np.empty(num_entries, np.uint16)
+        kernel("unpair")(pairs, excess, values)
         return values
 
 
@@ -129,6 +142,9 @@ def kernel(name: str) -> Callable[..., Any]:
         "mask": (kernels.mask, types.int64(numbers, types.int64, types.int64[::1], types.uint64[::1])),
         "unmask": (kernels.unmask, types.void(numbers, words, types.int64, words, types.int64[::1])),
     }
+    short = _array(types.uint16)
+    signatures["pair"] = (kernels.pair, types.int64(short, types.uint8[::1], types.uint16[::1]))
+    signatures["unpair"] = (kernels.unpair, types.void(octets, short, types.uint16[::1]))
     for width, join in kernels.JOINS.items():
         value = getattr(types, f"uint{8 * width}")
         signatures[f"split{width}"] = (

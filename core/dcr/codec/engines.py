@@ -64,6 +64,12 @@ class Engine(Protocol):
     def join(self, planes: tuple[Bytes, ...], zigzag: bool) -> Bits:
         """Inverse of ``split``: a new array."""
 
+    def pair(self, values: Bits) -> tuple[Bytes, NDArray[np.uint16]]:
+        """Half bytes of the differences ``values`` [E], two a byte, and what large ones exceed them by."""
+
+    def unpair(self, pairs: Bytes, excess: NDArray[np.uint16], num_entries: int) -> Bits:
+        """Inverse of ``pair``: a new array; ``excess`` has one for each half byte of 15."""
+
 
 def engine_of(name: EngineName, num_entries: int) -> Engine:
     """The implementation for a payload of ``num_entries``."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from dcr.codec.kinds import SMALL
+
 TOO_SHORT = -1
 TOO_FAR = -2
 _DEBRUIJN = np.uint64(0x03F79D71B4CB0A89)
@@ -69,9 +71,8 @@ def unrice(unary, bit, low, low_bit, low_bits, limit, bit_numbers, numbers) -> A
         start = at + np.uint64(1)
         shift = low_at & np.uint64(63)
         place = low_at >> np.uint64(6)
-        rest = low[place] >> shift
-        if shift + width > np.uint64(64):
-            rest |= low[place + np.uint64(1)] << (np.uint64(64) - shift)
+        # both words always: a branch on the shift would be guessed wrong too often
+        rest = low[place] >> shift | low[place + np.uint64(1)] << np.uint64(1) << (np.uint64(63) - shift)
         low_at += width
         following += (high << width) + (rest & mask)
         if high > most or following >= end:
@@ -129,6 +130,32 @@ def split2(values, planes, at, zigzag):
             value = ((value << 1) ^ (np.uint32(0xFFFF) * (value >> 15))) & np.uint32(0xFFFF)
         planes[0, at + index] = np.uint8(value & 255)
         planes[1, at + index] = np.uint8(value >> 8)
+
+
+def pair(values, pairs, excess) -> Any:
+    """Zigzag ``values`` into half bytes of zeroed ``pairs``; return how many wrote to ``excess``."""
+    count = 0
+    for index in range(values.size):
+        value = np.uint32(values[index])
+        value = ((value << 1) ^ (np.uint32(0xFFFF) * (value >> 15))) & np.uint32(0xFFFF)
+        if value >= SMALL:
+            excess[count] = value - SMALL
+            count += 1
+            value = np.uint32(SMALL)
+        pairs[index >> 1] |= np.uint8(value << np.uint32(4 * (index & 1)))
+    return count
+
+
+def unpair(pairs, excess, values):
+    """Inverse of ``pair``."""
+    count = 0
+    for index in range(values.size):
+        value = np.uint32((pairs[index >> 1] >> (4 * (index & 1))) & 15)
+        if value == SMALL:
+            value += np.uint32(excess[count])
+            count += 1
+        value = (value >> 1) ^ (np.uint32(0xFFFF) * (value & 1))
+        values[index] = np.uint16(value)
 
 
 def join1(plane, _zigzag, values):

@@ -25,6 +25,9 @@ class Kind(IntEnum):
     GAPS32_BYTE1 = 21
     GAPS32_BYTE2 = 22
     GAPS32_BYTE3 = 23
+    DELTA16_PAIRS = 0x301
+    DELTA16_EXCESS_BYTE0 = 0x302
+    DELTA16_EXCESS_BYTE1 = 0x303
 
 
 MANDATORY = (Kind.ITEM_TABLE, Kind.LOCATIONS, Kind.VALUES)
@@ -68,6 +71,20 @@ def kind_name(kind: int) -> str:
     """Name of a known section kind, for messages."""
     return _PLANE_NAMES[kind] if kind in _PLANE_NAMES else Kind(kind).name
 
+
+EXCESS_PLANES = (Kind.DELTA16_EXCESS_BYTE0, Kind.DELTA16_EXCESS_BYTE1)
+
+
+class Layout(IntEnum):
+    """How values are laid out: words one after another, planes of their bytes, or small ones in pairs."""
+
+    WORDS = 0
+    PLANES = 1
+    PAIRS = 2
+
+
+SMALL = 15
+"""Differences, zigzagged, below this take half a byte; the excess over it of others is a word."""
 
 RUN = 0
 GAP_DTYPES: dict[int, np.dtype[np.unsignedinteger[Any]]] = {

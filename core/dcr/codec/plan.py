@@ -33,6 +33,10 @@ ESCAPE = 255
 _SLICES, _SLICE = 8, 2048
 _BYTES_FROM = 4096
 """Entries from which gaps as bytes are considered: shorter items share their frequencies with others."""
+_MASKS_FROM = 128
+"""Masks from which their byte frequencies say how far they can be compressed."""
+_PARAMETER = 64
+"""Bits of the number of blocks."""
 _BETTER = 0.985
 """Another type must need this share of what Rice codes need: estimates are as good as that."""
 _FAR = 24
@@ -68,8 +72,8 @@ def plan_locations(locations: Indices) -> Plan:
     best = (_BETTER * bits, RICE + low_bits)
     best = min(best, _blocks(parts, len(gaps)))
     if len(locations) >= _BYTES_FROM:
-        choices = [choice for choice in _gap_bytes(gaps, len(locations), skipped) if choice < best]
-        best = next((choice for choice in sorted(choices) if _fits(choice[1], locations)), best)
+        ways = [way for way in _gap_bytes(gaps, len(locations), skipped) if way < best]
+        best = next((way for way in sorted(ways) if _fits(way[1], locations)), best)
     return Plan(best[1], _base(first, best[1], skipped // (len(locations) - 1)))
 
 
@@ -150,12 +154,14 @@ def _blocks(parts: list[Indices], num_gaps: int) -> tuple[float, int]:
     low_bits, bits = best_low_bits(gaps)
     num_blocks = len(gaps) + len(parts)
     masks = np.concatenate([Vectorized().mask(part, 0)[1] for part in parts])
-    mask_bits = byte_bits(np.bincount(masks.view(np.uint8), minlength=256))
-    return (bits * num_blocks + mask_bits) / num_gaps, BLOCKS + low_bits
+    mask_bits = float(BLOCK * num_blocks)
+    if num_blocks >= _MASKS_FROM:
+        mask_bits = min(mask_bits, byte_bits(np.bincount(masks.view(np.uint8), minlength=256)))
+    return (_PARAMETER + bits * num_blocks + mask_bits) / num_gaps, BLOCKS + low_bits
 
 
 def _gap_bytes(gaps: Indices, num_entries: int, skipped: int) -> Iterator[tuple[float, int]]:
-    """Bits a gap and type id of each way to send gaps as bytes, as far as the sample tells."""
+    """Bits a gap and type id of ways to send gaps as bytes, as far as the sample tells."""
     if skipped < 3 * ESCAPE * num_entries:
         counts = np.bincount(gaps % ESCAPE, minlength=256)
         counts[ESCAPE] = int((gaps // ESCAPE).sum())
@@ -165,6 +171,7 @@ def _gap_bytes(gaps: Indices, num_entries: int, skipped: int) -> Iterator[tuple[
         if largest < 1 << (8 * width):
             planes = (np.bincount((gaps >> shift) & 255, minlength=256) for shift in range(0, 8 * width, 8))
             yield sum(map(byte_bits, planes)) / len(gaps), kind
+            return
 
 
 def _fits(location_type: int, locations: Indices) -> bool:

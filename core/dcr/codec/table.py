@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.codec.item import MAX_ELEMENTS, is_audit_digest, takes_encoding
-from dcr.codec.kinds import ENCODING_IDS, GAP_DTYPES, LOCATION_TYPES, RUN
+from dcr.codec.kinds import ENCODING_IDS, GAP_DTYPES, LOCATION_TYPES, RUN, Layout
 from dcr.codec.limits import Limits
 from dcr.errors import PayloadError
 from dcr.model import AuditDigest, Encoding, bits_dtype, known_dtypes
@@ -28,7 +28,8 @@ _COLUMNS = {
 }  # fmt: skip
 _ROW_BYTES = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
 _HAS_DIGEST = 1
-_IN_PLANES = 2
+_LAYOUT_STEP = 2
+"""A layout is bits 1 and 2 of the flags."""
 _Columns = dict[str, NDArray[np.unsignedinteger[Any]]]
 
 
@@ -36,7 +37,7 @@ _Columns = dict[str, NDArray[np.unsignedinteger[Any]]]
 class Row:
     """Everything of an item but its buffers.
 
-    ``values_at`` is a byte offset into the values section, 0 if the values are ``in_planes``.
+    ``values_at`` is a byte offset into the values section, 0 in another ``layout``.
     ``locations_at`` is a byte offset into the locations section for gaps as published, else an element:
     where a run or stride starts, or what the gaps count from.
     """
@@ -50,7 +51,7 @@ class Row:
     location_type: int
     locations_at: int
     target_digest: AuditDigest | None
-    in_planes: bool = False
+    layout: Layout = Layout.WORDS
 
     @property
     def num_elements(self) -> int:
@@ -59,8 +60,8 @@ class Row:
 
     @property
     def values_bytes(self) -> int:
-        """Bytes of the row in the values section; none if its values are in planes."""
-        return 0 if self.in_planes else self.entries * self.width
+        """Bytes of the row in the values section; none in another layout."""
+        return self.entries * self.width if self.layout is Layout.WORDS else 0
 
     @property
     def width(self) -> int:
@@ -96,8 +97,7 @@ def write_table(rows: Sequence[Row]) -> bytes:
         "encoding": [ENCODING_IDS[row.encoding] for row in rows],
         "location_type": [row.location_type for row in rows],
         "flags": [
-            (_HAS_DIGEST if row.target_digest is not None else 0) | (_IN_PLANES if row.in_planes else 0)
-            for row in rows
+            (_HAS_DIGEST if row.target_digest is not None else 0) | _LAYOUT_STEP * row.layout for row in rows
         ],
     }
     parts = [np.array(columns[column], dtype=kind).tobytes() for column, kind in _COLUMNS.items()]
@@ -152,7 +152,7 @@ def _check_columns(columns: _Columns, num_entries: int, limits: Limits) -> None:
         "dtype": columns["dtype"] < len(known_dtypes()),
         "encoding": np.isin(columns["encoding"], tuple(_ENCODINGS)),
         "location_type": np.isin(columns["location_type"], LOCATION_TYPES),
-        "flags": (columns["flags"] & ~np.uint8(_HAS_DIGEST | _IN_PLANES)) == 0,
+        "flags": columns["flags"] < _LAYOUT_STEP * len(Layout),
         "dims": columns["dims"] <= limits.max_dims,
         "name_bytes": (names > 0) & (names <= limits.max_name_bytes),
     }
@@ -173,12 +173,14 @@ def _row(cells: dict[str, int], shape: tuple[int, ...], name: bytes) -> Row:
     row = Row(
         text, shape, known_dtypes()[cells["dtype"]], _ENCODINGS[cells["encoding"]], cells["entries"],
         cells["values_at"], cells["location_type"], cells["locations_at"],
-        digest if cells["flags"] & _HAS_DIGEST else None, bool(cells["flags"] & _IN_PLANES),
+        digest if cells["flags"] & _HAS_DIGEST else None, Layout(cells["flags"] // _LAYOUT_STEP),
     )  # fmt: skip
     if max(shape, default=0) > MAX_ELEMENTS or not row.entries <= row.num_elements <= MAX_ELEMENTS:
         raise PayloadError(f"item {text!r}: shape {shape} with {row.entries} entries is impossible")
     if not takes_encoding(row.dtype, row.encoding):
         raise PayloadError(f"item {text!r}: {row.encoding} is not for {row.dtype}")
+    if row.layout is Layout.PAIRS and row.encoding is not Encoding.DELTA16:
+        raise PayloadError(f"item {text!r}: pairs are for delta16, not for {row.encoding}")
     if row.location_type != RUN and not row.entries:
         raise PayloadError(f"item {text!r}: no entries, but gaps")
     if not is_audit_digest(digest, row.num_elements) or (row.target_digest is None and any(digest)):
@@ -190,7 +192,7 @@ def _check_tiling(rows: Sequence[Row]) -> None:
     values_at = locations_at = 0
     for row in rows:
         in_section = row.location_type in GAP_DTYPES
-        if row.values_at != (0 if row.in_planes else values_at) or (
+        if row.values_at != (values_at if row.layout is Layout.WORDS else 0) or (
             in_section and row.locations_at != locations_at
         ):
             raise PayloadError(f"item {row.name!r}: offsets overlap or leave a hole")

@@ -13,14 +13,17 @@ from dcr.codec.kinds import (
     BLOCK,
     BLOCKS,
     ESCAPED,
+    EXCESS_PLANES,
     GAP_DTYPES,
     GAP_PLANES,
     PLANES,
     RICE,
     RUN,
+    SMALL,
     STRIDED,
     VALUE_PLANES,
     Kind,
+    Layout,
     is_blocks,
     is_rice,
     kind_name,
@@ -40,10 +43,17 @@ def section_bounds(rows: Sequence[Row]) -> Counter[int]:
     for row in rows:
         most[Kind.VALUES] += row.values_bytes
         most[Kind.LOCATIONS] += row.locations_bytes
-        if row.in_planes:
-            most.update(dict.fromkeys(VALUE_PLANES[row.encoding, row.width], row.entries))
+        most.update(_value_bounds(row))
         most.update(_location_bounds(row))
     return most
+
+
+def _value_bounds(row: Row) -> dict[int, int]:
+    if row.layout is Layout.PLANES:
+        return dict.fromkeys(VALUE_PLANES[row.encoding, row.width], row.entries)
+    if row.layout is Layout.PAIRS:
+        return {Kind.DELTA16_PAIRS: (row.entries + 1) // 2, **dict.fromkeys(EXCESS_PLANES, row.entries)}
+    return {}
 
 
 def _location_bounds(row: Row) -> dict[int, int]:
@@ -123,12 +133,24 @@ class Unpacker:
         return section[start : start + num_bytes]
 
     def _values(self, row: Row) -> Bits:
-        if not row.in_planes:
+        if row.layout is Layout.PAIRS:
+            return self._pairs(row)
+        if row.layout is Layout.WORDS:
             values: Bits = self._take(Kind.VALUES, row.values_bytes).view(bits_dtype(row.dtype))
             return _owned(values)
         kinds = VALUE_PLANES[row.encoding, row.width]
         planes = tuple(self._take(kind, row.entries) for kind in kinds)
         return self._engine.join(planes, row.encoding is Encoding.DELTA16)
+
+    def _pairs(self, row: Row) -> Bits:
+        pairs = self._take(Kind.DELTA16_PAIRS, (row.entries + 1) // 2)
+        if row.entries % 2 and pairs[-1] > SMALL:
+            raise PayloadError(f"item {row.name!r}: bits are set after its last value")
+        count = int(_LARGE[pairs].sum(dtype=np.int64))
+        excess = self._engine.join(tuple(self._take(kind, count) for kind in EXCESS_PLANES), zigzag=False)
+        if count and int(excess.max()) > _MAX_EXCESS:
+            raise PayloadError(f"item {row.name!r}: a difference exceeds 16 bits")
+        return self._engine.unpair(pairs, excess, row.entries)
 
     def _locations(self, row: Row) -> Indices:
         kind, start = row.location_type, row.locations_at
@@ -189,6 +211,9 @@ def count_bits(masks: NDArray[np.uint64]) -> int:
     return int(ones.sum(dtype=np.int64))
 
 
+_MAX_EXCESS = (1 << 16) - 1 - SMALL
+_LARGE = np.array([(byte & 15 == SMALL) + (byte >> 4 == SMALL) for byte in range(256)], np.uint8)
+"""Byte of two half bytes -> how many of them have an excess."""
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
 
 

@@ -3,10 +3,11 @@
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcr.codec.engines import Bytes, Indices, RiceReader, Words, unzigzagged, zigzagged
 from dcr.codec.frames import Raw
-from dcr.codec.kinds import BLOCK
+from dcr.codec.kinds import BLOCK, SMALL
 from dcr.errors import PayloadError
 from dcr.model import Bits
 
@@ -67,6 +68,23 @@ class Vectorized:
             columns[:, index] = plane
         values: Bits = columns.reshape(-1).view(f"<u{len(planes)}")
         return unzigzagged(values) if zigzag else values.copy()
+
+    def pair(self, values: Bits) -> tuple[Bytes, NDArray[np.uint16]]:
+        """Half bytes and excess of ``values`` [E]."""
+        coded = zigzagged(values)
+        halves = np.zeros(len(values) + len(values) % 2, np.uint8)
+        halves[: len(values)] = np.minimum(coded, SMALL)
+        pairs: Bytes = halves[::2] | halves[1::2] << np.uint8(4)
+        excess: NDArray[np.uint16] = coded[coded >= SMALL] - np.uint16(SMALL)
+        return pairs, excess
+
+    def unpair(self, pairs: Bytes, excess: NDArray[np.uint16], num_entries: int) -> Bits:
+        """Values [E]."""
+        coded = np.empty(2 * len(pairs), np.uint16)
+        coded[::2], coded[1::2] = pairs & 15, pairs >> 4
+        coded = coded[:num_entries]
+        coded[coded == SMALL] += excess
+        return unzigzagged(coded)
 
 
 class _VectorReader:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from dcr.codec import Payload, encode_payload
 from dcr.codec.head import HEAD_BYTES, Head, digest_of, read_head, write_payload
 from dcr.codec.sections import read_sections, write_sections
+from dcr.config import CodecConfig
 
 _DIGEST = slice(HEAD_BYTES - 16, HEAD_BYTES)
 _MAX_BYTES = 1 << 40
@@ -57,7 +58,7 @@ def reseal(data: bytes) -> bytes:
     return bytes(sealed)
 
 
-def encode_again(payload: Payload) -> bytes:
+def encode_again(payload: Payload, codec: str = "planes") -> bytes:
     """Encode what was decoded; whatever the parser accepts must pass."""
     name = payload.identity
     return encode_payload(
@@ -68,4 +69,5 @@ def encode_again(payload: Payload) -> bytes:
         run=name.run,
         parent=name.parent,
         catalogue=name.catalogue,
+        codec=CodecConfig(name=codec),
     )
