@@ -134,9 +134,9 @@ def _put(resident: Any, values: Any, offsets: Any, taken: Any, action: Any) -> N
 
 
 @_kept
-def _set_run(resident: Any, positions: Any, values: Any, first: Any, size: Any) -> Any:
+def _set_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
     """Positions of a run that is stored as a run, which is most of every model: no block between."""
-    count = _U(0)
+    count, size = _U(0), _U(resident.size)
     for i in range(_U(positions.size)):
         at = _U(positions[i]) - first
         if at < size:
@@ -146,8 +146,8 @@ def _set_run(resident: Any, positions: Any, values: Any, first: Any, size: Any) 
 
 
 @_kept
-def _xor_run(resident: Any, positions: Any, values: Any, first: Any, size: Any) -> Any:
-    count = _U(0)
+def _xor_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
+    count, size = _U(0), _U(resident.size)
     for i in range(_U(positions.size)):
         at = _U(positions[i]) - first
         if at < size:
@@ -157,8 +157,8 @@ def _xor_run(resident: Any, positions: Any, values: Any, first: Any, size: Any) 
 
 
 @_kept
-def _add_run(resident: Any, positions: Any, values: Any, first: Any, size: Any) -> Any:
-    count = _U(0)
+def _add_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
+    count, size = _U(0), _U(resident.size)
     for i in range(_U(positions.size)):
         at = _U(positions[i]) - first
         if at < size:
@@ -172,13 +172,12 @@ def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any,
     """Write what lies in one box; how many elements."""
     box, dims = spot
     if box.rank == 1 and dims[box.dim].src == 1 and dims[box.dim].dst == 1:
-        size = _U(dims[box.dim].size)
         run = resident[box.dst : box.dst + dims[box.dim].size]
         if action == _SET:
-            return _set_run(run, positions, values, _U(box.src), size)
+            return _set_run(run, positions, values, _U(box.src))
         if action == _XOR:
-            return _xor_run(run, positions, values, _U(box.src), size)
-        return _add_run(run, positions, values, _U(box.src), size)
+            return _xor_run(run, positions, values, _U(box.src))
+        return _add_run(run, positions, values, _U(box.src))
     offsets, taken, last = work
     last[0] = 0
     total = _U(0)
@@ -190,8 +189,28 @@ def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any,
 
 
 @_kept
+def _get_run(resident: Any, positions: Any, values: Any, held: Any, first: Any) -> Any:
+    """As ``_get_box`` for a run that is stored as a run, ``resident``."""
+    wrong, size = _U(0), _U(resident.size)
+    for i in range(_U(positions.size)):
+        at = _U(positions[i]) - first
+        if at < size:
+            got = resident[at]
+            if held[i]:
+                wrong += _U(values[i] != got)
+            else:
+                values[i] = got
+                held[i] = True
+    return wrong
+
+
+@_kept
 def _get_box(resident: Any, positions: Any, values: Any, held: Any, spot: Any, work: Any) -> Any:
     """Read into ``values`` where nothing is ``held`` yet; how many held ones the storage contradicts."""
+    box, dims = spot
+    if box.rank == 1 and dims[box.dim].src == 1 and dims[box.dim].dst == 1:
+        run = resident[box.dst : box.dst + dims[box.dim].size]
+        return _get_run(run, positions, values, held, _U(box.src))
     offsets, taken, last = work
     last[0] = 0
     wrong = _U(0)
