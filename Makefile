@@ -65,7 +65,8 @@ test: check
 	$(BIN)/pytest -n 2 -m "not slow and not gpu and not processes"
 	$(BIN)/pytest -m "processes and not slow"
 
-grpo: setup
+# runtime=vllm installs its environment first.
+grpo: setup $(if $(findstring runtime=vllm,$(ARGS)),$(VLLM_STAMP))
 	$(BIN)/dcr grpo $(ARGS)
 
 fuzz: setup

@@ -34,6 +34,7 @@ class RuntimeConfig:
     instances: int = 2
     threads: int = 1
     port: int = 0
+    patience_s: float = 120.0
     prompt_cache_mib: int = 64
     probe: bool = True
     packed: dict[str, list[str]] = field(default_factory=dict)
@@ -154,6 +155,7 @@ RULES: Mapping[str, Rule] = {
     "runtime.instances": Rule("serving processes", minimum=1, fixed=True),
     "runtime.threads": Rule("compute threads of each", minimum=1, fixed=True),
     "runtime.port": Rule("first port to listen on; 0 takes any free one", minimum=0, below=65536),
+    "runtime.patience_s": Rule("seconds that a step waits for a process that starts", minimum=0.0),
     "runtime.prompt_cache_mib": Rule(
         "MiB of prompt state that each keeps; 0: none; vllm: on or off", minimum=0
     ),

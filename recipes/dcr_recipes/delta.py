@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dcr.errors import AttemptFailed, Conflict, Unreachable
@@ -12,7 +12,6 @@ from dcr_recipes.loop import Audit, Figures, Position
 from dcr_recipes.verify import Status
 
 logger = logging.getLogger(__name__)
-_PATIENCE_S = 120.0
 _PAUSE_S = 0.2
 
 
@@ -32,12 +31,15 @@ class Serving(Protocol):
 class DeltaRefitter:
     """One rank's refit. ``resume``: whatever run the run folder holds is ours to take over.
 
-    ``instances`` are asked by rank 0 only and are empty elsewhere.
+    ``instances`` are asked by rank 0 only and are empty elsewhere; one that does not serve is waited for
+    until ``patience_s``, and so is one that has never served (an engine takes its time to start).
     """
 
     refit: Refit
     resume: bool
     instances: Mapping[str, Serving]
+    patience_s: float = 120.0
+    seen: set[str] = field(default_factory=set)
 
     @property
     def reads_export(self) -> bool:
@@ -57,7 +59,9 @@ class DeltaRefitter:
     def serve(self, version: int) -> None:
         """Have instances repaired that a transition whose candidate is gone has left closed (P5)."""
         for name, instance in self.instances.items():
-            bring_to(name, instance, version)
+            starts = name not in self.seen
+            bring_to(name, instance, version, patience_s=self.patience_s, starts=starts)
+            self.seen.add(name)
 
     def sync(self, step: int, parent: int) -> Figures:
         """Publish the changed bits."""
@@ -72,18 +76,23 @@ class DeltaRefitter:
         return _figures(self.refit.last())
 
 
-def bring_to(name: str, instance: Serving, version: int) -> None:
+def bring_to(name: str, instance: Serving, version: int, *, patience_s: float, starts: bool = False) -> None:
     """Return when ``instance`` serves ``version``, or is away: a restarted one asks for itself.
+
+    ``starts``: it has not been seen yet, so that its being away means that it is not up.
 
     Raises:
         Unreachable: it can be reached, but was not brought to ``version`` in time.
     """
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + patience_s
     while True:
         try:
             status = instance.status()
         except Unreachable:
-            return
+            if not starts or time.monotonic() >= end:
+                return
+            time.sleep(_PAUSE_S)
+            continue
         if status.is_open and status.version == version:
             return
         try:

@@ -16,7 +16,6 @@ from dcr_recipes.loop import Figures, Position, dense_path
 from dcr_recipes.summary import write_atomically
 from dcr_recipes.verify import Instance
 
-_PATIENCE_S = 120.0
 _PAUSE_S = 0.2
 
 
@@ -24,12 +23,15 @@ _PAUSE_S = 0.2
 class DenseRefitter:
     """Loads whole versions, which the loop has exported. Instances are asked by rank 0 only.
 
+    One that is away is waited for until ``patience_s``.
+
     A file plays the part of the commit record: it is replaced when every instance serves the version.
     """
 
     folder: RunFolder
     instances: Mapping[str, Instance]
     rank: int
+    patience_s: float = 120.0
 
     @property
     def reads_export(self) -> bool:
@@ -48,7 +50,9 @@ class DenseRefitter:
 
         if self.rank == 0:
             for name, instance in self.instances.items():
-                load_patiently(name, instance, dense_path(self.folder, version), version)
+                load_patiently(
+                    name, instance, dense_path(self.folder, version), version, patience_s=self.patience_s
+                )
         dist.barrier()
 
     def sync(self, step: int, parent: int) -> Figures:
@@ -104,13 +108,13 @@ def count_changes(before: Path, after: Path) -> Counts:
     return Counts(changed, elements, num_bytes)
 
 
-def load_patiently(name: str, instance: Instance, dense: Path, version: int) -> None:
+def load_patiently(name: str, instance: Instance, dense: Path, version: int, *, patience_s: float) -> None:
     """Have ``instance`` serve ``version`` from the file ``dense``, unless it does; wait while it restarts.
 
     Raises:
         Unreachable: it stayed away.
     """
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + patience_s
     while True:
         try:
             status = instance.status()
@@ -119,7 +123,7 @@ def load_patiently(name: str, instance: Instance, dense: Path, version: int) -> 
         except Unreachable as err:
             if time.monotonic() >= end:
                 raise Unreachable(
-                    f"{name} did not load version {version} in {_PATIENCE_S:g} s: {err}"
+                    f"{name} did not load version {version} in {patience_s:g} s: {err}"
                 ) from err
             time.sleep(_PAUSE_S)
         else:

@@ -30,7 +30,7 @@ class Runtime:
 
 @pytest.mark.parametrize("runtime", [Runtime(), Runtime(away=True)])
 def test_one_that_serves_or_is_away_is_left_alone(runtime: Runtime) -> None:
-    bring_to("runtime-0", runtime, 3)
+    bring_to("runtime-0", runtime, 3, patience_s=60)
     assert runtime.num_asked == 0
 
 
@@ -44,15 +44,27 @@ def test_one_that_serves_or_is_away_is_left_alone(runtime: Runtime) -> None:
 )
 def test_one_whose_gate_stayed_closed_is_admitted(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcr_recipes.delta, "_PAUSE_S", 0)
-    bring_to("runtime-0", runtime, 3)
+    bring_to("runtime-0", runtime, 3, patience_s=60)
     assert (runtime.version, runtime.is_open) == (3, True)
     assert runtime.num_asked == len(runtime.refusals) + 1
 
 
 def test_proof_that_fails_ends_the_run_and_patience_ends() -> None:
     with pytest.raises(IntegrityError):
-        bring_to("runtime-0", Runtime(is_open=False, refusals=(IntegrityError("bits"),)), 3)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dcr_recipes.delta, "_PATIENCE_S", 0)
-        with pytest.raises(Unreachable, match="runtime-0 was not brought to version 3: busy"):
-            bring_to("runtime-0", Runtime(is_open=False, refusals=(AttemptFailed("busy"),)), 3)
+        bring_to("runtime-0", Runtime(is_open=False, refusals=(IntegrityError("bits"),)), 3, patience_s=60)
+    with pytest.raises(Unreachable, match="runtime-0 was not brought to version 3: busy"):
+        bring_to("runtime-0", Runtime(is_open=False, refusals=(AttemptFailed("busy"),)), 3, patience_s=0)
+
+
+def test_one_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dcr_recipes.delta, "_PAUSE_S", 0)
+    waits = iter([True, True, False])
+
+    class Starting(Runtime):
+        def status(self) -> Runtime:  # type: ignore[explicit-override]
+            self.away = next(waits)
+            return super().status()
+
+    bring_to("runtime-0", Starting(), 3, patience_s=60, starts=True)
+    assert next(waits, None) is None
+    bring_to("runtime-0", Runtime(away=True), 3, patience_s=0, starts=True)

@@ -110,7 +110,9 @@ def _checked(name: str, answer: GenerateAnswer, version: int) -> Responses:
     )
 
 
-def over_http(peers: Peers, names: Sequence[str], settings: GrpoSettings) -> RolloutClient:
-    """Client of the serving processes called ``names``, found through ``peers``."""
+def over_http(
+    peers: Peers, names: Sequence[str], settings: GrpoSettings, *, patience_s: float
+) -> RolloutClient:
+    """Client of the processes called ``names``, found through ``peers``; waits ``patience_s`` for one."""
     instances = [(name, RemoteRuntime(peers, name).generate) for name in names]
-    return RolloutClient(instances, settings.response_tokens, settings.temperature)
+    return RolloutClient(instances, settings.response_tokens, settings.temperature, deadline_s=patience_s)

@@ -168,7 +168,7 @@ def _spec(folder: RunFolder, runtime: RuntimeConfig, *, role: str, index: int, t
     # glibc: give blocks of a MiB and more back when they are freed. It would keep them, and a restore's
     # or a step's temporaries, of many sizes and from many threads, are as large as the model.
     env |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
-    env |= lane_environment(runtime) if role in _SERVING else {}
+    env |= lane_environment(runtime, role) if role in _SERVING else {}
     group = "the trainer" if role == "trainer" else name
     return Spec(name, argv, group, finishes=role == "trainer", env=env)
 

@@ -37,6 +37,6 @@ def check_lane(runtime: RuntimeConfig) -> None:
     )
 
 
-def lane_environment(runtime: RuntimeConfig) -> dict[str, str]:
-    """Variables of the serving processes beyond those of every process."""
-    return environment(runtime) if runtime.name == "vllm" else {}
+def lane_environment(runtime: RuntimeConfig, role: str) -> dict[str, str]:
+    """Variables of the serving processes (``role``: oracle or runtime) beyond those of every process."""
+    return environment(runtime, serves=role == "runtime") if runtime.name == "vllm" else {}

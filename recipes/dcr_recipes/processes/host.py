@@ -41,3 +41,16 @@ def build(context: Context) -> Host:
     from dcr_recipes.processes import host_hf
 
     return host_hf.build(context)
+
+
+def build_oracle(context: Context) -> RuntimeWorker:
+    """The instance that all others are compared with: nothing but the stock loader ever writes to it.
+
+    Raises:
+        ConfigError: as ``build``.
+    """
+    if context.config.runtime.name == "vllm":
+        from dcr_recipes.processes import host_vllm
+
+        return host_vllm.build_silent(context)
+    return build(context).worker(context.name)

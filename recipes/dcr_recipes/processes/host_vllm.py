@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from dcr_recipes.processes.border import Context
 from dcr_recipes.processes.host import Host
 from dcr_recipes.processes.serving import site
 from dcr_recipes.runtime.arguments import engine_arguments
+from dcr_recipes.runtime.worker import RuntimeWorker
 
 if TYPE_CHECKING:
     from dcr_adapters.vllm.ranks import Workers
@@ -37,8 +39,7 @@ def build(context: Context) -> Host:
         ConfigError: vLLM is not installed here, or refuses the model or an argument.
     """
     with observe.stage("process.build"):
-        arguments = _arguments(context)
-        engine = _started(arguments)
+        engine = _started(_arguments(context))
     from dcr_adapters.vllm.control import AsyncEngineControl
     from dcr_adapters.vllm.gate import VllmGate
     from dcr_adapters.vllm.ranks import Workers
@@ -60,7 +61,28 @@ def build(context: Context) -> Host:
             config=context.config.refit_config(),
         )
 
-    return Host(VllmEngine(engine, thread), VllmStorage(engine, thread, workers), gate, receive)
+    serving = VllmEngine(engine, thread)
+    return Host(serving, VllmStorage(serving.call_workers, workers), gate, receive)
+
+
+def build_silent(context: Context) -> RuntimeWorker:
+    """The same model behind the same loader, without a scheduler in a process of its own.
+
+    Raises:
+        ConfigError: as ``build``.
+    """
+    with observe.stage("process.build"):
+        arguments = _arguments(context)
+        from vllm import LLM
+
+        llm = _made(lambda: LLM(**arguments))
+    from dcr_adapters.vllm.control import OfflineControl
+    from dcr_adapters.vllm.ranks import Workers
+    from dcr_recipes.runtime.vllm import SilentEngine, VllmStorage
+
+    workers = Workers(OfflineControl(llm), folder=context.folder.exchange)
+    storage = VllmStorage(lambda method, args: llm.collective_rpc(method, args=args), workers)
+    return RuntimeWorker(context.name, SilentEngine(), storage=storage, gate=ServingGate())
 
 
 def _ranks(context: Context, workers: "Workers", catalogue: Catalogue) -> list[RankPort]:
@@ -108,8 +130,12 @@ def _started(arguments: dict[str, Any]) -> Any:
             raise ConfigError(
                 f"runtime.arguments: vLLM has no engine argument {name!r}; nearest: {', '.join(near)}"
             )
+    return _made(lambda: AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)))
+
+
+def _made(make: Callable[[], Any]) -> Any:
     try:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        return make()
     except (ValueError, TypeError, AssertionError) as err:
         raise ConfigError(f"runtime=vllm: vLLM refuses this configuration: {err}") from err
 

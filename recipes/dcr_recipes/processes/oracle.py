@@ -1,13 +1,13 @@
 """The instance against which all others are compared: nothing but the stock loader ever writes to it."""
 
 from dcr_recipes.processes.border import Context, enter
-from dcr_recipes.processes.host import build
+from dcr_recipes.processes.host import build_oracle
 from dcr_recipes.processes.serving import announce, wait_for_the_end
 
 
 def main(context: Context) -> None:
     """Serve ``load_dense`` and ``dump``."""
-    announce(context, build(context).worker(context.name).handlers())
+    announce(context, build_oracle(context).handlers())
     wait_for_the_end()
 
 

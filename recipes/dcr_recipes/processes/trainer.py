@@ -78,7 +78,13 @@ def _runtime(context: Context, name: str) -> RemoteRuntime:
 
 def _training(context: Context) -> GrpoTraining:
     settings = settings_of(context.config)
-    rollouts = over_http(Peers(context.folder.endpoints), runtime_names(context.config), settings)
+    config = context.config
+    rollouts = over_http(
+        Peers(context.folder.endpoints),
+        runtime_names(config),
+        settings,
+        patience_s=config.runtime.patience_s,
+    )
     return assemble(
         start_of(context.config),
         checkpoints=context.folder.checkpoints,
@@ -88,8 +94,9 @@ def _training(context: Context) -> GrpoTraining:
 
 
 def _refitter(context: Context, training: GrpoTraining, runtimes: "Mapping[str, RemoteRuntime]") -> Refitter:
+    patience_s = context.config.runtime.patience_s
     if context.config.refit == "dense":
-        return DenseRefitter(context.folder, runtimes, context.index)
+        return DenseRefitter(context.folder, runtimes, context.index, patience_s)
     refit = Refit.compose(
         context.config.refit_config(),
         site(context),
@@ -98,7 +105,7 @@ def _refitter(context: Context, training: GrpoTraining, runtimes: "Mapping[str, 
         trackers=context.folder.trackers / f"rank-{context.index}",
     )
     serving = {name: _Serving(context, runtime) for name, runtime in runtimes.items() if context.index == 0}
-    return DeltaRefitter(refit, context.config.resume or context.incarnation > 1, serving)
+    return DeltaRefitter(refit, context.config.resume or context.incarnation > 1, serving, patience_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ class _Serving:
 def _recorder(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Recorder:
     runtime = context.config.runtime
     prompt = LONG_PROMPT if runtime.name == "vllm" else PROMPT
-    prober = Prober(runtimes, prompt) if runtime.probe else None
+    prober = Prober(runtimes, prompt, runtime.patience_s) if runtime.probe else None
     return Recorder(context.folder, _verifier(context, runtimes), _details(context), prober)
 
 
@@ -131,7 +138,12 @@ def _verifier(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Veri
         return None
     sampled = _SAMPLED if context.config.verify == "sampled" else 1.0
     return Verifier(
-        _runtime(context, ORACLE), runtimes, context.folder.verify, share=sampled, seed=context.config.seed
+        _runtime(context, ORACLE),
+        runtimes,
+        context.folder.verify,
+        deadline_s=context.config.runtime.patience_s,
+        share=sampled,
+        seed=context.config.seed,
     )
 
 

@@ -38,7 +38,6 @@ def engine_arguments(model: str, runtime: RuntimeConfig, recipe: RecipeConfig) -
         "block_size": BLOCK_TOKENS,
         "async_scheduling": False,
         "disable_log_stats": True,
-        "enable_log_requests": False,
         **runtime.arguments,
         "model": model,
         "dtype": "bfloat16",
@@ -54,8 +53,8 @@ def engine_arguments(model: str, runtime: RuntimeConfig, recipe: RecipeConfig) -
     }
 
 
-def environment(runtime: RuntimeConfig) -> dict[str, str]:
-    """Variables that vLLM's processes need before they start.
+def environment(runtime: RuntimeConfig, *, serves: bool = True) -> dict[str, str]:
+    """Variables that vLLM's processes need before they start; one that ``serves`` has children.
 
     Without binding, threads of several instances share the cores; vLLM would give each instance the same
     ones. ``torch.compile`` costs a compilation at the first request of every start and saves nothing
@@ -66,6 +65,7 @@ def environment(runtime: RuntimeConfig) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "DCR_VLLM_KEEP_UNPACKED": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if serves else "0",
     }
     if runtime.arguments.get("enforce_eager", True):
         found["TORCHDYNAMO_DISABLE"] = "1"

@@ -6,7 +6,7 @@ Legend: G responses of a group, L prompt tokens, T new tokens.
 import asyncio
 import itertools
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -85,6 +85,15 @@ class VllmEngine:
             is_stale = served != again
         return Probed(served.tokens, served.logprobs, hit, is_stale)
 
+    def call_workers(self, method: str, arguments: tuple[object, ...]) -> object:
+        """Run ``method`` on every worker; their answers in rank order. Raises Unreachable."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return self._thread.wait(self._engine.collective_rpc(method, args=arguments))
+        except EngineDeadError as err:
+            raise Unreachable(f"the engine died: {err}") from err
+
     def clear(self) -> None:
         """The engine's own gate empties its caches; counted here."""
         self._clears += 1
@@ -145,23 +154,38 @@ def _finished(output: Any) -> _Asked:
     return _Asked(tokens, logprobs, output.num_cached_tokens or 0)
 
 
-class VllmStorage:
-    """Implements ``Storage`` over the workers of one engine."""
+class SilentEngine:
+    """Implements ``Engine`` for an instance that is only compared with: it answers nothing."""
 
-    def __init__(self, engine: Any, thread: LoopThread, workers: Workers) -> None:
-        self._engine = engine
-        self._thread = thread
+    def generate(
+        self, prompt: list[int], seeds: list[int], *, max_new_tokens: int, temperature: float
+    ) -> Group:
+        """Raises ConfigError."""
+        raise ConfigError("this instance only holds weights; ask another one")
+
+    def probe(self, prompt: list[int], max_new_tokens: int, *, fresh: bool) -> Probed:
+        """Raises ConfigError."""
+        raise ConfigError("this instance only holds weights; ask another one")
+
+    def clear(self) -> None:
+        """There is nothing to forget."""
+
+    def cache(self) -> CacheCounts:
+        """See ``Engine.cache``."""
+        return CacheCounts()
+
+
+class VllmStorage:
+    """Implements ``Storage`` over the workers of one engine. ``call`` has all run a method with arguments."""
+
+    def __init__(self, call: Callable[[str, tuple[object, ...]], object], workers: Workers) -> None:
+        self._call = call
         self._ranks = [RemoteRank(workers, greeting.rank) for greeting in workers.greetings]
         self._pool = ThreadPoolExecutor(len(self._ranks), "storage")
 
     def dump(self, path: Path, share: float, sample: str) -> int:
         """See ``Storage.dump``; names of several ranks begin with ``rank-<rank>/``."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            self._thread.wait(self._engine.collective_rpc("dcr_dump", args=(str(path), share, sample)))
-        except EngineDeadError as err:
-            raise Unreachable(f"the engine died: {err}") from err
+        self._call("dcr_dump", (str(path), share, sample))
         parts = {f"rank-{rank}": rank_file(path, rank) for rank in range(len(self._ranks))}
         num_bytes = join_dumps(path, parts)
         for part in parts.values():
