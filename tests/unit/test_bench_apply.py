@@ -12,7 +12,7 @@ from dcr.errors import ConfigError, IntegrityError
 from dcr.model import Encoding, TensorSpec
 from dcr_recipes.bench import apply, apply_ways
 from dcr_recipes.bench.apply_data import make_versions, singly
-from dcr_recipes.bench.apply_floor import Floor, digest_of, storages_of
+from dcr_recipes.bench.apply_floor import Floor, hold, snapshot, storages_of
 from dcr_recipes.bench.apply_model import config_of, shape_of, specs_of
 from dcr_recipes.bench.timing import Cost
 from dcr_recipes.cli import main
@@ -79,13 +79,14 @@ def test_the_floor_writes_every_change_and_nothing_else() -> None:
     loader = _Copies(SPECS)
     storages = storages_of(loader)
     loader.load(versions.old_tensors())
-    before = {address: bits.copy() for address, bits in storages.items()}
+    before = snapshot(storages)
     loader.load(versions.new_tensors())
-    wanted = digest_of(storages)
+    wanted = snapshot(storages)
     floor = Floor(storages, before)
     loader.load(versions.old_tensors())
     floor.run()
-    assert digest_of(storages) == wanted
+    assert hold(storages, wanted)
+    assert not hold(storages, before)
     assert floor.num_writes == versions.num_changed
 
 

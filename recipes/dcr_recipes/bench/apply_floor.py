@@ -4,7 +4,6 @@ Destinations are what a dense load of the second version leaves different, so no
 finding them. Shapes: L bytes of a storage, E destinations in it.
 """
 
-import hashlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias
@@ -35,18 +34,20 @@ def storages_of(loader: NativeLoader) -> Storages:
     return found
 
 
-def digest_of(storages: Storages) -> str:
-    """BLAKE2b of all resident bits."""
-    state = hashlib.blake2b(digest_size=16)
-    for bits in storages.values():
-        state.update(bits.view(np.uint8).data)
-    return state.hexdigest()
+def snapshot(storages: Storages) -> Storages:
+    """Copies of what they hold."""
+    return {address: bits.copy() for address, bits in storages.items()}
+
+
+def hold(storages: Storages, wanted: Storages) -> bool:
+    """Whether every bit is that of the snapshot."""
+    return all(np.array_equal(bits, wanted[address]) for address, bits in storages.items())
 
 
 class Floor:
     """Writes of one version over another; ``run`` may be called in any state."""
 
-    def __init__(self, storages: Storages, before: dict[int, NDArray[Any]]) -> None:
+    def __init__(self, storages: Storages, before: Storages) -> None:
         """``before`` are copies of the storages as the first version left them; they hold the second now."""
         self._writes: list[tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]] = []
         for address, bits in storages.items():

@@ -12,7 +12,7 @@ from dcr.model import Encoding
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.rank import RankPort
 from dcr_recipes.bench.apply_data import Versions, singly
-from dcr_recipes.bench.apply_floor import Floor, Storages, digest_of, storages_of
+from dcr_recipes.bench.apply_floor import Floor, Storages, hold, snapshot, storages_of
 from dcr_recipes.bench.apply_ranks import hooked, learned
 from dcr_recipes.bench.timing import Cost, Work, interleaved, process_clock
 
@@ -44,11 +44,11 @@ def measure(
     """
     storages = storages_of(loader)
     _load(loader, versions.old_tensors())
-    before = {address: bits.copy() for address, bits in storages.items()}
+    wanted = snapshot(storages)
     _load(loader, versions.new_tensors())
-    wanted = digest_of(storages)
-    floor = Floor(storages, before)
-    del before
+    floor = Floor(storages, wanted)
+    del wanted  # before the next copy is made
+    wanted = snapshot(storages)
     works: dict[str, Work] = {
         "floor": floor.run,
         "dense refit": lambda: _load(loader, versions.new_tensors()),
@@ -97,12 +97,12 @@ def _checked(rank: RankPort, payloads: list[Payload]) -> Work:
 
 
 def _prove(
-    method: str, work: Work, loader: NativeLoader, versions: Versions, target: tuple[Storages, str]
+    method: str, work: Work, loader: NativeLoader, versions: Versions, target: tuple[Storages, Storages]
 ) -> None:
     storages, wanted = target
     _load(loader, versions.old_tensors())
     work()
-    if digest_of(storages) != wanted:
+    if not hold(storages, wanted):
         raise IntegrityError(f"{method} does not leave the bits of a dense load")
 
 
