@@ -12,6 +12,7 @@ from dcr import observe
 from dcr.codec import decode_payload
 from dcr.commit.context import TransitionReport
 from dcr.commit.control_plane.memory import MemoryControlPlane
+from dcr.config import CodecConfig
 from dcr.errors import OutcomeUnknown
 from dcr.model import ControlState, Encoding, Manifest, from_json
 from dcr.testing.world import RECEIVERS, World, crashing
@@ -57,6 +58,21 @@ def test_a_crash_at_any_point_changes_nothing_in_the_end(world: World, point: st
             continue  # this step changes fewer tensors than the first one
         if report is not None and point.startswith("receiver.item"):
             assert_repaired_by_overwrites(world, report)
+
+
+@pytest.mark.parametrize("point", ["owner.task.after", "owner.publish.before"])
+def test_a_crash_of_one_thread_of_a_pipeline_kills_the_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    world = World(tmp_path, codec=CodecConfig(threads=2, chunk_mib=0, bucket_mib=0))
+    world.create()
+    for step, nth in enumerate((1, 2, 4), start=1):
+        deaths = len(world.deaths)
+        with observe.listening(served_is_whole(world)), crashing(point, nth):
+            world.drive(step)
+        assert len(world.deaths) == deaths + 1, f"nobody died at {point} #{nth}"
+        assert_committed(world, step)
 
 
 def test_a_crash_while_a_receiver_restores_leaves_it_empty_and_it_restores_again(world: World) -> None:

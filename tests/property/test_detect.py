@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcr.errors import ConfigError
 from dcr.model import stored_bits
 from dcr.source import changed_indices
-from dcr.source.detect import MIN_ELEMENTS, MIN_PART_BYTES, Changes, Engine, find_changes
+from dcr.source.detect import MIN_ELEMENTS, MIN_PART_BYTES, Changes, Engine, find_changes, find_few_changes
 from dcr.source.scan_compiled import LANES
 from dcr.source.scan_torch import find as find_on_device
 
@@ -39,6 +39,7 @@ def assert_found(found: Changes, candidate: np.ndarray, baseline: np.ndarray, ex
     assert found.new.tolist() == candidate[expected].tolist()
 
 
+@settings(max_examples=60)
 @given(width=WIDTHS, size=SIZES, rate=st.sampled_from([0, 0.001, 0.03, 0.3, 1]),
        offset=st.integers(0, 8), seed=st.integers(0, 1 << 30))  # fmt: skip
 def test_every_engine_finds_exactly_the_changed_elements(
@@ -86,6 +87,25 @@ def test_output_grows_when_the_rate_was_guessed_wrong(shares: tuple[float, float
     found = find_changes(candidate, baseline, engine="compiled")
     assert_found(found, candidate, baseline, expected)
     assert found.local.base is None, "what is kept has no unused memory behind it"
+
+
+@given(size=st.integers(0, 9000), rate=st.sampled_from([0, 0.01, 0.3, 1]), limit=st.integers(0, 9000),
+       seed=st.integers(0, 1 << 30))  # fmt: skip
+@settings(max_examples=60)
+def test_a_search_ends_beyond_its_limit_and_never_before(
+    size: int, rate: float, limit: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    baseline = rng.integers(0, 1 << 16, size, np.uint16)
+    candidate = changed(baseline, rate, rng)
+    expected = np.flatnonzero(candidate != baseline).tolist()
+    for engine in ENGINES:
+        found = find_few_changes(candidate, baseline, limit, engine=engine)
+        if len(expected) > limit:
+            assert found is None
+        else:
+            assert found is not None
+            assert_found(found, candidate, baseline, expected)
 
 
 def test_words_and_their_edges_join_without_gap_or_overlap() -> None:

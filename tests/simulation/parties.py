@@ -28,7 +28,8 @@ TENSORS = (
 )
 CATALOGUE = Catalogue("ab" * 16, "cd" * 16, tuple(tensor.spec for tensor in TENSORS))
 NUM_OWNERS = 2
-PER_TASK = CodecConfig(chunk_mib=0, bucket_mib=0, threads=1)  # a payload a task, in one thread
+PER_TASK = CodecConfig(chunk_mib=0, bucket_mib=0, threads=1, dense_share=1.0)
+"""A payload a task, everything in one thread, and differences wherever they are allowed."""
 
 
 class Crash(BaseException):

@@ -93,6 +93,26 @@ def test_bucket_counts_the_full_source_bytes_of_chunks_that_emitted(threads: int
 
 
 @pytest.mark.parametrize("threads", THREADS)
+def test_bucket_ends_when_its_items_are_large_in_memory(threads: int) -> None:
+    """Quiet in source bytes, yet 1.25 MiB of locations and values each."""
+    large = [item(str(number)) for number in range(5)]
+    for one in large:
+        object.__setattr__(one, "locations", np.zeros(MIB // 8, np.int64))
+        object.__setattr__(one, "values", np.zeros(MIB // 8, np.uint16))
+    sent: list[int] = []
+
+    def convert(chunk: Chunk, live: CheckLive) -> list[Item]:
+        live()
+        return [large[int(chunk[0].name)]]
+
+    stages = Stages(
+        convert=convert, take=lambda items: items, encode=lambda _, items: len(items), send=sent.append
+    )
+    run_pipeline(per_task(5), stages, codec(threads, bucket_mib=2), lambda: None)
+    assert sent == [2, 2, 1]
+
+
+@pytest.mark.parametrize("threads", THREADS)
 def test_payloads_are_sent_in_order_whoever_is_first(threads: int) -> None:
     assert run_recording(per_task(20), codec(threads)) == [[str(number)] for number in range(20)]
     assert run_recording([], codec(threads)) == []

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.unit.owner_fleets import ONE, TENSORS, THREE, TWO, XOR, equal, fleet_at_step_1, new_bits, old_bits
 
 from dcr import observe
 from dcr.errors import (
     AttemptFailed,
+    ConfigError,
     Conflict,
     IntegrityError,
     RefitError,
@@ -20,8 +22,9 @@ from dcr.errors import (
 )
 from dcr.model import Encoding, PathClass, from_json, to_json
 from dcr.model.messages import OwnerReport
+from dcr.source import AffineTask
 from dcr.testing.toy_fleet import ToyFleet
-from dcr.testing.toy_trainer import Tensors, mutate
+from dcr.testing.toy_trainer import Tensors, ToySource, mutate
 
 
 @pytest.fixture
@@ -133,6 +136,36 @@ def test_candidate_of_another_dtype_is_refused_before_anything_is_published(flee
     with pytest.raises(UnsupportedPath, match="'embed' holds uint32, its task declares bfloat16"):
         fleet.owners[0].construct(ONE, record, False, XOR)
     assert fleet.store.list("") == before
+
+
+def test_weights_given_as_tensors_lead_to_the_same_payloads(
+    tmp_path: Path, old: Tensors, new: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer on another device gives tensors of the served dtype; here they lie on the host."""
+    read = ToySource.read
+
+    def as_tensor(source: ToySource, task: AffineTask) -> torch.Tensor:
+        bits = read(source, task).copy()
+        return torch.from_numpy(bits.view(f"i{bits.itemsize}")).view(getattr(torch, task.dtype))
+
+    digests = []
+    for folder, patched in (("arrays", read), ("tensors", as_tensor)):
+        monkeypatch.setattr(ToySource, "read", patched)
+        (tmp_path / folder).mkdir()
+        fleet = fleet_at_step_1(tmp_path / folder, old, new)
+        digests.append([close.payloads for close in fleet.construct(ONE, XOR)])
+        closes = fleet.construct(TWO, XOR, overwrite_only=True)
+        record = fleet.commit(TWO, closes, step=1)
+        assert [owner.fold_in(TWO, record).baseline_version for owner in fleet.owners] == [1, 1]
+        assert equal(fleet.tracked(), new)
+    assert digests[0] == digests[1]
+
+
+def test_a_tensor_of_another_dtype_is_refused(fleet: ToyFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ToySource, "read", lambda *_: torch.zeros(60, dtype=torch.float16))
+    fleet.owners[0].fence(ONE, fleet.records[0])
+    with pytest.raises(ConfigError, match=r"must be uint\d+ \[\d+\], got torch.float16 \[60\]"):
+        fleet.owners[0].construct(ONE, fleet.records[0], False, XOR)
 
 
 # ---- fences ----

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,23 @@ def test_a_good_trace_has_no_findings_and_names_every_process_and_track() -> Non
     }
     first = min(e["ts"] for e in trace["traceEvents"] if e["ph"] == "X")
     assert first == 0
+
+
+def test_a_stage_in_several_threads_has_as_many_lanes() -> None:
+    lives = _good()
+    beside = [replace(_span("owner.compare", *times, key="b"), thread=2) for times in ((11, 13), (14, 15))]
+    third = replace(_span("owner.compare", 11.5, 12.5, key="c"), thread=3)
+    lives[1] = replace(lives[1], spans=[*lives[1].spans, *beside, third])
+    trace = merge(lives)
+    assert check(trace) == []
+    labels = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    found = [
+        (e["ts"], labels[e["tid"]]) for e in trace["traceEvents"] if e["ph"] == "X" and "compare" in e["name"]
+    ]
+    start = min(ts for ts, _ in found)
+    assert [(ts - start, name.removeprefix("comparison")) for ts, name in found] == [
+        (0, ""), (1000, " (2)"), (1500, " (3)"), (4000, ""), (36000, "")
+    ]  # fmt: skip
 
 
 def _replace(process: int, name: str, start_ms: float, end_ms: float) -> Callable[[list[Life]], None]:

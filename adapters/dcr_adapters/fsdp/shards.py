@@ -5,6 +5,7 @@ hold served bits and changes are found on them. What a NaN is cast to is the pro
 torch; shards and the dense oracle below are cast by the same call.
 """
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from dcr.errors import UnsupportedPath
 from dcr.indexmap import IndexMap
-from dcr.model import Bits, TensorSpec, digest_hex, stored_bits
+from dcr.model import TensorSpec, digest_hex, stored_bits
+from dcr.source.detect import Candidate
 from dcr.source.task import AffineTask
 from dcr_adapters.fsdp.mapping import Block, describe, locate
 from dcr_adapters.fsdp.model import Slot, canonical_slots, served_dtype_of
@@ -33,6 +35,7 @@ class FsdpShards:
 
     def __init__(self, model: torch.nn.Module, *, served_dtype: str = "bfloat16") -> None:
         self._model = model
+        self._lock = threading.Lock()  # shards are put back by one thread at a time
         self._served_dtype = served_dtype
         self._slots = canonical_slots(model, served_dtype)
         self._layouts: dict[str, tuple[object, ...]] = {}
@@ -52,8 +55,10 @@ class FsdpShards:
         """One task per tensor of which this rank holds elements."""
         return self._tasks
 
-    def read(self, task: AffineTask) -> Bits:
+    def read(self, task: AffineTask) -> Candidate:
         """Served bits [task.num_elements] of the live shard; aliases the weights where nothing is cast.
+
+        A shard that is not on the host is given as it is. Thread-safe.
 
         Raises:
             UnsupportedPath: the shard's dtype or layout is no longer the declared one.
@@ -65,7 +70,8 @@ class FsdpShards:
                 f"tensor {task.name!r} is declared {task.dtype} but holds {tensor.dtype}, which would be "
                 f"served as {dtype}; a changed dtype needs a new run"
             )
-        return stored_bits(_served(tensor, dtype))
+        served = _served(tensor, dtype)
+        return stored_bits(served) if served.is_cpu else served.reshape(-1)
 
     def counters(self) -> str:
         """Digest of every tensor's version counters."""
@@ -82,10 +88,11 @@ class FsdpShards:
         Raises:
             UnsupportedPath: the parameter was replaced by one of another layout.
         """
-        tensor = self._slots[name].live()
-        if tensor is None or _layout(tensor) != self._layouts[name]:
-            self._model.state_dict()  # makes FSDP put the shards back
+        with self._lock:
             tensor = self._slots[name].live()
+            if tensor is None or _layout(tensor) != self._layouts[name]:
+                self._model.state_dict()  # makes FSDP put the shards back
+                tensor = self._slots[name].live()
         if tensor is None or _layout(tensor) != self._layouts[name]:
             found = describe(name, tensor) if isinstance(tensor, DTensor) else f"tensor {name!r}"
             raise UnsupportedPath(f"{found} is no longer laid out or tied as declared; make a new source")

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from dcr.errors import IntegrityError
 from dcr.model import Bits
 from dcr.source.change import Change, require_shape
+from dcr.source.detect import Candidate, host_bits
 from dcr.source.digests import DigestTable, TaskDigests, chunk_ranges, digest_task
 from dcr.source.task import AffineTask
 from dcr.source.tracker_file import TrackerFile
@@ -27,7 +28,7 @@ from dcr.source.tracker_index import (
 UNPROVEN = -1
 """Version of a baseline whose trackers are not all proven to hold the same one."""
 
-ReadTask: TypeAlias = Callable[[AffineTask], Bits]
+ReadTask: TypeAlias = Callable[[AffineTask], Candidate]
 Rebuild: TypeAlias = Callable[[Sequence[str]], Mapping[str, Bits]]
 """Canonical names -> flat canonical bits [num_elements] of each at the record's version."""
 
@@ -62,8 +63,9 @@ class Baseline:
         for task in baseline.tasks:
             bits = read(task)
             require_shape(task, bits, "the weights at version 0")
-            baseline._file.view(task)[:] = bits
-            baseline._digests[task.key] = digest_task(audit_key, task, bits)
+            tracker = baseline._file.view(task)
+            tracker[:] = host_bits(bits)
+            baseline._digests[task.key] = digest_task(audit_key, task, tracker)
         baseline._hold(0)
         return baseline
 

@@ -4,15 +4,14 @@ Shapes: N local elements, E changed ones that have a canonical place.
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcr import observe
 from dcr.errors import ConfigError
 from dcr.model import Bits, bits_dtype
-from dcr.source.detect import Changes, Indices, find_changes
+from dcr.source.detect import Candidate, Changes, Indices, find_few_changes, host_bits
 from dcr.source.digests import TaskDigests, advance, chunk_ranges, digest_task
 from dcr.source.task import AffineTask
 
@@ -77,21 +76,27 @@ class WholeChange:
 Change: TypeAlias = TaskChange | WholeChange
 
 
-def require_shape(task: AffineTask, bits: NDArray[Any], what: str) -> None:
-    """Refuse bits that are not the task's.
+def require_shape(task: AffineTask, bits: Candidate, what: str) -> None:
+    """Refuse bits that are not the task's; of a tensor, those of another width or count.
 
     Raises:
         ConfigError: another element width, dimension or count.
     """
     wanted = bits_dtype(task.dtype)
-    if bits.dtype != wanted or bits.shape != (task.num_elements,):
+    if isinstance(bits, np.ndarray):
+        fits = bits.dtype == wanted and bits.shape == (task.num_elements,)
+    else:
+        fits = str(bits.dtype) == f"torch.{task.dtype}" and bits.numel() == task.num_elements
+    if not fits:
         raise ConfigError(
             f"{what} of task {task.key!r} ({task.dtype}) must be {wanted} [{task.num_elements}], got "
             f"{bits.dtype} {list(bits.shape)}; cast the source to the dtype of the catalogue first"
         )
 
 
-def find_change(task: AffineTask, candidate: Bits, baseline: Bits, *, dense_share: float = 1.0) -> Change:
+def find_change(
+    task: AffineTask, candidate: Candidate, baseline: Bits, *, dense_share: float = 1.0
+) -> Change:
     """Compare on stored bits, then map local to canonical indices.
 
     If more than ``dense_share`` of the elements differ the result is a WholeChange.
@@ -100,10 +105,11 @@ def find_change(task: AffineTask, candidate: Bits, baseline: Bits, *, dense_shar
         ConfigError: the candidate's bits are not of the task's dtype and size.
     """
     require_shape(task, candidate, "the candidate")
-    with observe.span("owner.compare", key=task.key, num_bytes=candidate.nbytes):
-        found = find_changes(candidate, baseline, at_most=int(dense_share * task.num_elements))
+    with observe.span("owner.compare", key=task.key, num_bytes=baseline.nbytes):
+        found = find_few_changes(candidate, baseline, int(dense_share * task.num_elements))
         if found is None:
-            return WholeChange(task, candidate, _count_mapped(task, candidate, baseline))
+            bits = host_bits(candidate)
+            return WholeChange(task, bits, _count_mapped(task, bits, baseline))
     with observe.span("owner.project", key=task.key, num_changed=found.local.size):
         return _project(task, found)
 

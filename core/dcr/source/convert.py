@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from dcr import observe
 from dcr.codec import Item
 from dcr.config import CodecConfig
-from dcr.model import Bits, Classification, Encoding
+from dcr.model import AuditDigest, Bits, Classification, Encoding
 from dcr.source.baseline import Baseline
 from dcr.source.candidate import Candidate, require_same_bits
 from dcr.source.change import Change, TaskChange, everything, find_change
 from dcr.source.construct import Specs, emitted_names
 from dcr.source.density import pays_whole, whole_encoding
+from dcr.source.detect import Indices, host_bits
 from dcr.source.digests import TaskDigests, names_of
 from dcr.source.ports import ShardSource
 from dcr.source.publish import Converted
@@ -50,7 +51,12 @@ class Converter:
                 return Converted((), digests, 0)
             names = emitted_names(task, classification)
             encodings = {name: representation.of(name, task.dtype) for name in names}
-            return self._represent(change, encodings, (old, new), (digests, sent))
+            if isinstance(change, TaskChange) and not pays_whole(change, encodings[task.name], old, new):
+                return Converted(self._sparse(change, encodings, sent), digests, change.num_changed)
+            bits = old, host_bits(new)
+            best = {name: whole_encoding(encoding, *bits) for name, encoding in encodings.items()}
+            items = self._whole(task, best, bits, digests)
+            return Converted(items, digests, change.num_changed, whole=True)
 
         return convert
 
@@ -69,32 +75,14 @@ class Converter:
                 new = self.source.read(task)
                 yield find_change(task, new, self.baseline.bits(task), dense_share=self.dense_share)
 
-    def _represent(
-        self,
-        change: Change,
-        encodings: dict[str, Encoding],
-        bits: tuple[Bits, Bits],
-        digests: tuple[TaskDigests, TaskDigests],
-    ) -> Converted:
-        """``digests`` are of all elements of the candidate, and of the changed ones; name by name."""
-        task, (after, sent) = change.task, digests
-        if not isinstance(change, TaskChange) or pays_whole(change, encodings[task.name], *bits):
-            best = {name: whole_encoding(encoding, *bits) for name, encoding in encodings.items()}
-            return Converted(self._whole(task, best, bits, after), after, change.num_changed, whole=True)
-        items = [
-            Item(
-                name=name,
-                shape=self.specs[name].shape,
-                dtype=task.dtype,
-                encoding=encodings[name],
-                locations=change.locations,
-                values=differences(encodings[name], change.old, change.new),
-                target_digest=digest,
-            )
-            for name, digest in zip(names_of(task), sent, strict=True)
+    def _sparse(self, change: TaskChange, encodings: dict[str, Encoding], digests: TaskDigests) -> list[Item]:
+        """What changed, one item a name; ``digests`` are of that."""
+        at, old, new = change.locations, change.old, change.new
+        return [
+            self._item(change.task, name, encodings[name], (at, old, new), digest)
+            for name, digest in zip(names_of(change.task), digests, strict=True)
             if name in encodings
         ]
-        return Converted(items, after, change.num_changed)
 
     def _whole(
         self,
@@ -104,18 +92,30 @@ class Converter:
         digests: TaskDigests,
     ) -> list[Item]:
         """Every mapped element of the shard, one item a name; ``bits`` are old and new [N]."""
-        locations, order = everything(task)
+        at, order = everything(task)
         old, new = bits if order is None else (bits[0][order], bits[1][order])
         return [
-            Item(
-                name=name,
-                shape=self.specs[name].shape,
-                dtype=task.dtype,
-                encoding=encodings[name],
-                locations=locations,
-                values=differences(encodings[name], old, new),
-                target_digest=digest,
-            )
+            self._item(task, name, encodings[name], (at, old, new), digest)
             for name, digest in zip(names_of(task), digests, strict=True)
             if name in encodings
         ]
+
+    def _item(
+        self,
+        task: AffineTask,
+        name: str,
+        encoding: Encoding,
+        entries: tuple[Indices, Bits, Bits],
+        digest: AuditDigest,
+    ) -> Item:
+        """``entries`` are canonical locations, old and new bits, each [E]."""
+        locations, old, new = entries
+        return Item(
+            name=name,
+            shape=self.specs[name].shape,
+            dtype=task.dtype,
+            encoding=encoding,
+            locations=locations,
+            values=differences(encoding, old, new),
+            target_digest=digest,
+        )

@@ -16,6 +16,7 @@ import numpy as np
 from dcr.codec.plan import byte_bits
 from dcr.model import Bits, Encoding
 from dcr.source.change import TaskChange
+from dcr.source.detect import Candidate, host_bits
 from dcr.transport.values import differences
 
 WHOLE_FROM = 0.05
@@ -27,13 +28,15 @@ _BETTER = 0.97
 """A whole shard must be estimated to take this share of the bits: estimates are not better than that."""
 
 
-def pays_whole(change: TaskChange, encoding: Encoding, old: Bits, new: Bits) -> bool:
+def pays_whole(change: TaskChange, encoding: Encoding, old: Bits, new: Candidate) -> bool:
     """Whether all elements, ``old`` to ``new`` [N], take fewer bytes than those of ``change`` alone."""
-    share = change.num_changed / max(new.size, 1)
-    if share < WHOLE_FROM or new.size < _MIN_ELEMENTS:
+    share = change.num_changed / max(old.size, 1)
+    if share < WHOLE_FROM or old.size < _MIN_ELEMENTS:
         return False
+    step = max(1, old.size // _SAMPLE)
+    seen = old[::step], host_bits(new.reshape(-1)[::step])
     sparse = _location_bits(share) + share * value_bits(encoding, change.old, change.new)
-    return value_bits(whole_encoding(encoding, old, new), old, new) < _BETTER * sparse
+    return value_bits(whole_encoding(encoding, *seen), *seen) < _BETTER * sparse
 
 
 def whole_encoding(encoding: Encoding, old: Bits, new: Bits) -> Encoding:

@@ -78,27 +78,35 @@ def changed_indices(
 
 
 def find_changes(
+    candidate_bits: Candidate, baseline_bits: Candidate, *, engine: Engine = "auto", threads: int = 1
+) -> Changes:
+    """As ``changed_indices``, with the bits of both sides gathered while they are in the cache."""
+    limit = prod(candidate_bits.shape)
+    found = find_few_changes(candidate_bits, baseline_bits, limit, engine=engine, threads=threads)
+    assert found is not None
+    return found
+
+
+def find_few_changes(
     candidate_bits: Candidate,
     baseline_bits: Candidate,
+    at_most: int,
     *,
     engine: Engine = "auto",
     threads: int = 1,
-    at_most: int | None = None,
 ) -> Changes | None:
-    """As ``changed_indices``, with the bits of both sides gathered while they are in the cache.
+    """As ``find_changes``; None if there are more than ``at_most``.
 
-    None if there are more than ``at_most``: memory for indices of everything would be many times the
-    size of the bits themselves, so the search ends there.
+    Indices of everything would take many times the memory of the bits themselves: the search ends there.
     """
-    limit = prod(candidate_bits.shape) if at_most is None else at_most
     _require_alike(candidate_bits, baseline_bits)
     candidate, baseline = (_on_host(side) for side in (candidate_bits, baseline_bits))
     if engine == "torch" or candidate is None or baseline is None:
         found = _on_device(candidate_bits, baseline_bits)
-        return found if found.local.size <= limit else None
+        return found if found.local.size <= at_most else None
     scan = _scan(engine, candidate, baseline)
-    parts = _shared(partial(scan.find, at_most=limit), candidate, baseline, threads)
-    if sum(part.local.size for part in parts) > limit:
+    parts = _shared(partial(scan.find, at_most=at_most), candidate, baseline, threads)
+    if sum(part.local.size for part in parts) > at_most:
         return None
     return joined(parts)
 
@@ -112,6 +120,11 @@ def joined(parts: Sequence[Changes]) -> Changes:
         np.concatenate([part.old for part in parts]),
         np.concatenate([part.new for part in parts]),
     )
+
+
+def host_bits(side: Candidate) -> Bits:
+    """Stored bits [N] on the host; shares memory with what is there already."""
+    return side if _is_array(side) else stored_bits(side)
 
 
 # ---- what is compared ----

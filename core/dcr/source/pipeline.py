@@ -8,9 +8,11 @@ successor is behind waits, back to the scanner. With one thread everything happe
 thing after the other.
 
 Memory at any time: one bucket being filled, ``queue`` buckets being encoded or payloads being sent, and
-``threads`` + 1 chunks being converted or waiting for their turn. A chunk or bucket holds its items only:
-per changed element 8 bytes and its value, twice that for a moment while it is encoded, and never more than
-``dense_share`` of the elements sparse; a shard sent whole takes 8 bytes and its value for every element.
+``threads`` + 1 chunks being converted or waiting for their turn. They hold items only: 8 bytes and a value
+for each changed element, or for every element of a shard that is sent whole; twice that for a moment while
+a bucket is encoded. At small rates that is little. At any rate a bucket also ends when its items have
+``bucket_mib`` MiB in memory, so it never holds more than that and one chunk's items, which are at most
+1 + 8 / width times the chunk's source bytes.
 
 The first error, in whatever thread, stops all others at their next task or payload, and is raised
 unchanged once they have ended: no thread outlives the call.
@@ -127,7 +129,8 @@ class _Flow(Generic[Converted, Encoded, Sent]):
         self._queue = max(1, codec.queue)
         self._converting: deque[tuple[Chunk, Future[Converted]]] = deque()
         self._bucket: list[Item] = []
-        self._filled_bytes = 0
+        self._filled_bytes = 0  # of source
+        self._held_bytes = 0  # of items
         self._num_buckets = 0
         self._encoding: deque[Future[Encoded]] = deque()
         self._sending: deque[Future[Sent]] = deque()
@@ -205,7 +208,7 @@ class _Flow(Generic[Converted, Encoded, Sent]):
             return False
         items = tuple(self._bucket)
         self._bucket.clear()  # or its items would live on while the next bucket is filled
-        self._filled_bytes = 0
+        self._filled_bytes = self._held_bytes = 0
         self._encoding.append(self._start(self._crew.workers, self._stages.encode, self._num_buckets, items))
         self._num_buckets += 1
         return True
@@ -219,10 +222,11 @@ class _Flow(Generic[Converted, Encoded, Sent]):
         self._bucket.extend(items)
         if items:
             self._filled_bytes += source_bytes(chunk)
+            self._held_bytes += sum(item.locations.nbytes + item.values.nbytes for item in items)
         return True
 
     def _is_full(self) -> bool:
-        return bool(self._bucket) and self._filled_bytes >= self._bucket_bytes
+        return bool(self._bucket) and max(self._filled_bytes, self._held_bytes) >= self._bucket_bytes
 
     def _convert_next(self, ahead: int) -> bool:
         if not self._chunks or len(self._converting) >= ahead:

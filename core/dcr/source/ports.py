@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from dcr.model import Bits, TensorSpec
+from dcr.model import TensorSpec
+from dcr.source.detect import Candidate
 from dcr.source.task import AffineTask
 
 
@@ -22,10 +23,12 @@ class ShardSource(Protocol):
         """The tasks whose source elements this rank holds, replicas included; may be empty."""
         ...
 
-    def read(self, task: AffineTask) -> Bits:
+    def read(self, task: AffineTask) -> Candidate:
         """Stored canonical bits of the task's candidate shard (after the source projection Q_T).
 
-        Returns a contiguous unsigned array [task.num_elements], which may alias live weights.
+        Returns a contiguous unsigned array [task.num_elements], which may alias live weights. Weights
+        on another device are given as a tensor of the served dtype with that many elements: it is
+        compared where it lies. Called in several threads at once, for different tasks.
 
         Raises:
             UnsupportedPath: the weights' dtype is no longer the one the task declares.

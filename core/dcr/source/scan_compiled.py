@@ -24,7 +24,7 @@ from dcr.source.detect import Changes, Indices, joined
 LANES = 64
 """Elements compared at once; the output arrays keep so much room beyond what they must hold."""
 
-_FIRST_SHARE = 32
+_FIRST_SHARE = 12
 """The first output arrays have room for one changed element in so many."""
 
 _ONE = np.uint64(1)

@@ -4,6 +4,7 @@ Everything is real but the weights and the network: owners with trackers on disk
 dispatch hook on a toy runtime, folder store, coordinator service.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,8 +37,11 @@ from dcr.transport.object_transport import ObjectTransport
 
 OWNERS = ("owner-0", "owner-1")
 RECEIVERS = ("runtime-0", "runtime-1")
-IN_ORDER = CodecConfig(threads=1)
-"""Everything in one thread: which mark is the n-th does not depend on luck."""
+
+
+def _in_order() -> CodecConfig:
+    """Everything in one thread: which mark is the n-th does not depend on luck."""
+    return CodecConfig(threads=1)
 
 
 class Crash(BaseException):
@@ -48,10 +52,13 @@ class Crash(BaseException):
 def crashing(point: str, nth: int) -> Iterator[Counter[str]]:
     """Die at the ``nth`` (from 1) mark of ``point``; yields how often each point was passed."""
     passed: Counter[str] = Counter()
+    lock = threading.Lock()  # marks of a pipeline come from several threads
 
     def listener(event: observe.Event) -> None:
-        passed[event.name] += 1
-        if event.name == point and passed[point] == nth:
+        with lock:
+            passed[event.name] += 1
+            mine = event.name == point and passed[point] == nth
+        if mine:
             raise Crash(f"{point} #{nth}")
 
     with observe.listening(listener):
@@ -87,7 +94,9 @@ class World:
 
     directory: Path
     plane: ControlPlane = field(default_factory=MemoryControlPlane)
+    codec: CodecConfig = field(default_factory=_in_order)
     check: str = "written"
+    slice_bytes: int = 1 << 20
     service: CoordinatorService = field(init=False)
     sources: list[ToySource] = field(init=False)
     baselines: dict[int, Baseline] = field(default_factory=dict)
@@ -260,7 +269,7 @@ class World:
         self.archive.put_object("catalogue", to_json(self.catalogue))
         transport = ObjectTransport(self.store, self.catalogue.run)
         setup = OwnerSetup(
-            self.catalogue, self.archive, transport, baseline, IN_ORDER, new_nonce(), deadline_s=2.0
+            self.catalogue, self.archive, transport, baseline, self.codec, new_nonce(), deadline_s=2.0
         )
         return OwnerAgent(rank, source, setup)
 
@@ -277,6 +286,7 @@ class World:
             catalogue=self.catalogue,
             incarnation=new_nonce(),
             check=self.check,
+            slice_bytes=self.slice_bytes,
         )
 
 
