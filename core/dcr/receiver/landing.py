@@ -14,6 +14,7 @@ import torch
 
 from dcr.errors import ConfigError
 from dcr.indexmap import Box, boxes_from_pairs
+from dcr.indexmap.box import nests
 from dcr.indexmap.map import row_major
 from dcr.receiver.rank import Cover
 from dcr.receiver.trace import Kind, Source, Write
@@ -75,6 +76,8 @@ def boxes_of(
         return (_box(dims, src_offset, dst_offset),)
     if prod(dim[0] for dim in repeated) > limit:
         raise ConfigError(f"a broadcast into {prod(dim[0] for dim in repeated)} places")
+    if not nests(tuple(dim[0] for dim in dims), tuple(dim[2] for dim in dims)):
+        raise ConfigError("a broadcast whose destination names one element twice")
     kept = [dim for dim in dims if dim[1] != 0]
     starts = [dst_offset]
     for size, _, stride in repeated:
