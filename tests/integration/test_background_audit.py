@@ -42,6 +42,11 @@ def scanning(world: World) -> Callable[[observe.Event], None]:
     return listener
 
 
+def served(world: World) -> list[int | None]:
+    """By instance."""
+    return [world.gates[name].version for name in RECEIVERS]
+
+
 def full_pass(world: World, name: str) -> None:
     """Until a pass has ended or the instance is out."""
     agent = world.receivers[name]
@@ -84,12 +89,25 @@ def test_a_flipped_bit_anywhere_is_found_in_one_pass_named_and_repaired(world: W
         assert finding is not None, resident
         assert agent.lost.is_set()
         assert agent.report().state is ReceiverState.EMPTY
-        assert world.gates["runtime-1"].version is None
-        assert world.gates["runtime-0"].version == 1
+        assert served(world) == [1, None]
         assert sum(stop - start for start, stop in finding.ranges) == 1, resident
         named.add(finding.tensor)
         world.service.admit("runtime-1")
         assert world.differing_bits("runtime-1", 1) == 0
-        assert world.gates["runtime-1"].version == 1
+        assert served(world) == [1, 1]
         assert not agent.lost.is_set()
     assert {"embed.weight", "decay", "both", "repeated", "down.weight"} <= named
+
+
+def test_padding_that_lost_its_constant_is_found(world: World) -> None:
+    """No weight reaches it, so no digest of a tensor has it."""
+    world.drive(1)
+    world.runtimes["runtime-0"].data("padded")[6, 1] = 1
+    full_pass(world, "runtime-0")
+    finding = world.receivers["runtime-0"].diagnose().audit.finding
+    assert finding is not None
+    assert (finding.tensor, finding.ranges) == ("(padding)", ())
+    assert "padded: 1 padding elements no longer hold" in finding.detail
+    world.service.admit("runtime-0")
+    assert world.differing_bits("runtime-0", 1) == 0
+    assert served(world) == [1, 1]

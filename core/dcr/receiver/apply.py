@@ -26,7 +26,7 @@ from dcr.receiver.rehearsal import unlike_reloaded
 from dcr.receiver.scatter.engine import EngineName, engine_for
 from dcr.receiver.shadows import Shadows
 from dcr.receiver.stream import HookStream
-from dcr.receiver.writer import ApplyStats, Cancelled, Slice, never
+from dcr.receiver.writer import PADDING, ApplyStats, Cancelled, Slice, never
 
 __all__ = ["Applier", "ApplyStats", "RankApplier", "never"]
 
@@ -161,8 +161,7 @@ class RankApplier:
     def audit(self) -> PartTable:
         """See ``RankPort``."""
         self._require_readable(list(self._shadows))
-        for padding in self.map.paddings:
-            padding.require(self.map.table.storages)
+        self._require_padding()
         reader = self._reader()
         return {
             name: reader.digest(name, self._digester, 0, spec.num_elements)
@@ -173,9 +172,13 @@ class RankApplier:
     def scan(self, slices: Sequence[Slice]) -> list[PartDigests]:
         """See ``RankPort``. A tensor without a map costs a pass of the loader over it, whatever the slice."""
         self._require_readable([s.name for s in slices if s.name in self._shadows])
+        if PADDING in slices:
+            self._require_padding()
         reader = self._reader()
         return [
-            reader.digest(s.name, self._digester, s.start, s.stop) if reader.holds(s.name) else ()
+            reader.digest(s.name, self._digester, s.start, s.stop)
+            if s != PADDING and reader.holds(s.name)
+            else ()
             for s in slices
         ]
 
@@ -238,6 +241,10 @@ class RankApplier:
             raise IntegrityError(
                 f"{', '.join(wrong)}: storage does not hold what the loader makes of its weights"
             )
+
+    def _require_padding(self) -> None:
+        for padding in self.map.paddings:
+            padding.require(self.map.table.storages)
 
     def _require_unmoved(self) -> None:
         if reason := self.rebuilt():

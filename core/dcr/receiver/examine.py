@@ -8,7 +8,7 @@ from dcr import observe
 from dcr.errors import IntegrityError, RefitError
 from dcr.model import AuditFinding, Catalogue, CommitRecord, ReceiverDiagnosis, ReceiverState
 from dcr.receiver.scan import MIB, Scan
-from dcr.receiver.writer import Slice, Writer
+from dcr.receiver.writer import PADDING, Slice, Writer
 from dcr.transport.base import Archive
 from dcr.transport.replay import replay_tensors
 
@@ -55,11 +55,10 @@ class Examiner:
             with observe.span("receiver.scan", version=record.version):
                 table = self._agent.committed(record)
                 num_bytes, wrong = self._scan.step(record, table, self._agent.classification)
-            if wrong and not self._seen_again(wrong, record):
-                wrong = ""
-            token = self._agent.condemn(_words(wrong, record)) if wrong else -1
-        if wrong:
-            self._scan.found(self._locate(wrong, record, token))
+            words = self._seen_again(wrong, record) if wrong else ""
+            token = self._agent.condemn(words) if words else -1
+        if words:
+            self._scan.found(self._locate(wrong, words, record, token))
             _log.error("%s: %s", self._agent.name, self._scan.progress.finding)
         self._scan.count_seconds(time.perf_counter() - started)
         return num_bytes
@@ -77,21 +76,23 @@ class Examiner:
                 audit=self._scan.progress,
             )
 
-    def _seen_again(self, name: str, record: CommitRecord) -> bool:
-        """Whether the whole tensor, read once more, is still not the committed one."""
+    def _seen_again(self, name: str, record: CommitRecord) -> str:
+        """What is wrong with the whole of it, read once more; empty if nothing is."""
+        whole = PADDING if name == PADDING.name else Slice(name, 0, self._specs[name].num_elements)
         try:
-            whole = Slice(name, 0, self._specs[name].num_elements)
             (digest,) = self._writer.scan([whole])
-        except IntegrityError:
-            return True
-        if digest != self._agent.committed(record)[name]:
-            return True
+        except IntegrityError as err:
+            return str(err)
+        if whole != PADDING and digest != self._agent.committed(record)[name]:
+            return f"{name}: resident bits are not those of version {record.version}"
         _log.warning("%s: %s was read wrong once and right again: check the memory", self._agent.name, name)
-        return False
+        return ""
 
-    def _locate(self, name: str, record: CommitRecord, token: int) -> AuditFinding:
+    def _locate(self, name: str, words: str, record: CommitRecord, token: int) -> AuditFinding:
         """Compare ``name`` on every rank with the archive's bits, unless somebody repaired it already."""
         found: dict[int, tuple[tuple[int, int], ...]] = {}
+        if name == PADDING.name:
+            return AuditFinding(name, record.version, record.attempt, (), words)
         try:
             primary = self._specs[name].name
             truth = replay_tensors(self._archive, record, self._catalogue, [primary])[primary]
@@ -101,13 +102,7 @@ class Examiner:
         except RefitError as err:
             _log.warning("%s: cannot tell which elements of %s are wrong: %s", self._agent.name, name, err)
         ranges = sorted({piece for pieces in found.values() for piece in pieces})
-        return AuditFinding(
-            name, record.version, record.attempt, tuple(ranges), f"{_words(name, record)}{_where(found)}"
-        )
-
-
-def _words(name: str, record: CommitRecord) -> str:
-    return f"{name}: resident bits are not those of version {record.version}" if name else ""
+        return AuditFinding(name, record.version, record.attempt, tuple(ranges), f"{words}{_where(found)}")
 
 
 def _where(found: dict[int, tuple[tuple[int, int], ...]]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from dcr.audit import combine
+from dcr.audit import EMPTY, combine
 from dcr.codec import Item, Payload
 from dcr.errors import AttemptFailed, IntegrityError
 from dcr.model import (
@@ -26,7 +26,7 @@ from dcr.receiver.failures import joined_failure
 from dcr.receiver.join import Joined, diagnose, join
 from dcr.receiver.locate import differing_ranges
 from dcr.receiver.rank import ItemKey, PartDigests, RankPlacement, RankPort
-from dcr.receiver.writer import ApplyStats, Cancelled, Slice, never
+from dcr.receiver.writer import PADDING, ApplyStats, Cancelled, Slice, never
 
 T = TypeVar("T")
 
@@ -155,7 +155,10 @@ class InstanceWriter:
     def scan(self, slices: Sequence[Slice]) -> list[AuditDigest]:
         """Digest of each slice, as ``audit`` counts. Raises IntegrityError as ``audit``."""
         answers = self._each(lambda _, rank: rank.scan(slices))
-        return [self._count(piece.name, [answer[i] for answer in answers]) for i, piece in enumerate(slices)]
+        return [
+            EMPTY if piece == PADDING else self._count(piece.name, [answer[i] for answer in answers])
+            for i, piece in enumerate(slices)
+        ]
 
     def locate(self, name: str, truth: Bits) -> dict[int, tuple[tuple[int, int], ...]]:
         """See ``Writer``: each rank against ``truth``, so that a replica is blamed on its own rank."""

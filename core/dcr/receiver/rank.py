@@ -154,6 +154,7 @@ class RankPort(Protocol):
         """Digest what this rank holds of each slice; the parts of a slice are those of its tensor.
 
         For a bounded-rate background audit: the cost should follow the slices, not their tensors.
+        ``PADDING`` asks whether constants that no tensor reaches still hold, and is answered with ``()``.
 
         Raises:
             IntegrityError: as ``audit``.

@@ -19,7 +19,7 @@ from dcr.model import (
     PathClass,
     width_bytes,
 )
-from dcr.receiver.writer import Slice, Writer
+from dcr.receiver.writer import PADDING, Slice, Writer
 
 MIB = 1 << 20
 
@@ -59,10 +59,8 @@ class Scan:
             RefitError: storage could not be read; nothing is known.
         """
         slices = self._next(record, classes)
-        if not slices:
-            return 0, ""
         wrong = self._judge(record, table, slices)
-        num_bytes = sum((s.stop - s.start) * width_bytes(self._specs[s.name].dtype) for s in slices)
+        num_bytes = sum(self._num_bytes(piece) for piece in slices)
         done, ended = self.progress, not self._queue and not wrong
         self.progress = replace(
             done, num_bytes=done.num_bytes + num_bytes, num_passes=done.num_passes + ended
@@ -87,12 +85,14 @@ class Scan:
         if not self._queue or classes is not self._classes:
             self._classes, self._begun = classes, None
             self._queue = sorted(n for n in self._specs if classes.get(n) is not PathClass.SKIP)[::-1]
-        slices: list[Slice] = []
+            slices = [PADDING]
+        else:
+            slices = []
         left = self._slice_bytes
         while self._queue and left > 0:
             piece = self._piece(self._queue[-1], left)
             slices.append(piece)
-            left -= (piece.stop - piece.start) * width_bytes(self._specs[piece.name].dtype)
+            left -= self._num_bytes(piece)
             if piece.stop < self._specs[piece.name].num_elements:
                 break
             self._queue.pop()
@@ -104,6 +104,11 @@ class Scan:
         num = spec.num_elements if name in self._at_once else max(1, max_bytes // width_bytes(spec.dtype))
         return Slice(name, start, min(start + num, spec.num_elements))
 
+    def _num_bytes(self, piece: Slice) -> int:
+        return (
+            (piece.stop - piece.start) * width_bytes(self._specs[piece.name].dtype) if piece != PADDING else 0
+        )
+
     def _judge(self, record: CommitRecord, table: AuditTable, slices: list[Slice]) -> str:
         try:
             digests = self._writer.scan(slices)
@@ -113,6 +118,8 @@ class Scan:
                 return self._unequal_copies(slices)
             raise
         for piece, digest in zip(slices, digests, strict=True):
+            if piece == PADDING:
+                continue
             begun, self._begun = self._begun, None
             before = begun.digest if begun is not None and begun.name == piece.name else EMPTY
             whole = combine(before, digest)
@@ -126,7 +133,7 @@ class Scan:
     def _put_back(self, slices: list[Slice]) -> None:
         """Nothing is known of these tensors: this pass reads them from their beginning."""
         self._begun = None
-        names = dict.fromkeys(piece.name for piece in slices)
+        names = dict.fromkeys(piece.name for piece in slices if piece != PADDING)
         self._queue += [name for name in reversed(names) if name not in self._queue[-1:]]
 
     def _unequal_copies(self, slices: list[Slice]) -> str:

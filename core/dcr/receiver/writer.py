@@ -32,6 +32,10 @@ class Slice(NamedTuple):
     stop: int
 
 
+PADDING = Slice("(padding)", 0, 0)
+"""What no canonical tensor reaches and must keep its constant; its digest is that of no elements."""
+
+
 class Writer(Protocol):
     """Writes one instance's resident storage; ``dcr.receiver.instance.InstanceWriter`` is the one over ranks.
 
@@ -84,7 +88,7 @@ class Writer(Protocol):
         ...
 
     def scan(self, slices: Sequence[Slice]) -> list[AuditDigest]:
-        """Digest what is resident of each slice. Raises IntegrityError if copies differ."""
+        """Digest what is resident of each slice, ``PADDING`` included. Raises IntegrityError as ``audit``."""
         ...
 
     def locate(self, name: str, truth: Bits) -> dict[int, tuple[tuple[int, int], ...]]:

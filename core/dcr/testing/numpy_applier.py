@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dcr import observe
-from dcr.audit import digest_at, digest_tensor
+from dcr.audit import EMPTY, digest_at, digest_tensor
 from dcr.codec import Item, Payload
 from dcr.errors import AttemptFailed, IntegrityError
 from dcr.model import (
@@ -95,6 +95,9 @@ class NumpyApplier:
         primary = {name: spec.name for name, spec in self._catalogue.by_name().items()}
         found = []
         for name, start, stop in slices:
+            if name not in primary:  # padding: there is none
+                found.append(EMPTY)
+                continue
             index = np.arange(start, stop, dtype=np.int64)
             bits = self.resident[primary[name]][start:stop]
             found.append(digest_at(self._catalogue.audit_key, name, index, bits))
