@@ -95,9 +95,14 @@ def require_shape(task: AffineTask, bits: Candidate, what: str) -> None:
 
 
 def find_change(
-    task: AffineTask, candidate: Candidate, baseline: Bits, *, dense_share: float = 1.0
+    task: AffineTask,
+    candidate: Candidate,
+    baseline: Bits,
+    *,
+    dense_share: float = 1.0,
+    threads: int = 1,
 ) -> Change:
-    """Compare on stored bits, then map local to canonical indices.
+    """Compare on stored bits, in up to ``threads`` threads, then map local to canonical indices.
 
     If more than ``dense_share`` of the elements differ the result is a WholeChange.
 
@@ -106,7 +111,7 @@ def find_change(
     """
     require_shape(task, candidate, "the candidate")
     with observe.span("owner.compare", key=task.key, num_bytes=baseline.nbytes):
-        found = find_few_changes(candidate, baseline, int(dense_share * task.num_elements))
+        found = find_few_changes(candidate, baseline, int(dense_share * task.num_elements), threads=threads)
         if found is None:
             bits = host_bits(candidate)
             return WholeChange(task, bits, _count_mapped(task, bits, baseline))

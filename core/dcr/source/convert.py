@@ -68,12 +68,14 @@ class Converter:
         items = self._whole(task, {task.name: Encoding.OVERWRITE}, (bits, bits), digests)
         return Converted(items, digests, task.map.num_mapped)
 
-    def fold_changes(self, version: int) -> Iterator[Change]:
+    def fold_changes(self, version: int, *, threads: int) -> Iterator[Change]:
         """Compare again, task by task; the consumer writes each before it asks for the next."""
         for task in self.baseline.tasks:
             with observe.stage("owner.fold_in.task", key=task.key, version=version):
                 new = self.source.read(task)
-                yield find_change(task, new, self.baseline.bits(task), dense_share=self.dense_share)
+                yield find_change(
+                    task, new, self.baseline.bits(task), dense_share=self.dense_share, threads=threads
+                )
 
     def _sparse(self, change: TaskChange, encodings: dict[str, Encoding], digests: TaskDigests) -> list[Item]:
         """What changed, one item a name; ``digests`` are of that."""

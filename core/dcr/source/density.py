@@ -13,7 +13,7 @@ from math import log2
 
 import numpy as np
 
-from dcr.codec.plan import byte_bits
+from dcr.codec.frames import byte_bits
 from dcr.model import Bits, Encoding
 from dcr.source.change import TaskChange
 from dcr.source.detect import Candidate, host_bits

@@ -27,7 +27,7 @@ from dcr.source.construct import refuse_unsupported
 from dcr.source.convert import Converter
 from dcr.source.digests import partials
 from dcr.source.ownership import owned
-from dcr.source.pipeline import CheckLive
+from dcr.source.pipeline import CheckLive, num_threads
 from dcr.source.ports import ShardSource
 from dcr.source.publish import Lane, Work, close_list, publish_payloads
 from dcr.source.representation import FirstAttempt, Representation, Retry
@@ -289,7 +289,8 @@ class OwnerAgent:
     def _fold(self, candidate: Candidate, record: CommitRecord) -> None:
         baseline = self._baseline
         with observe.span("owner.fold_in", attempt=str(record.attempt), version=record.version):
-            changes = self._converter.fold_changes(record.version)
+            threads = num_threads(self._setup.codec)
+            changes = self._converter.fold_changes(record.version, threads=threads)
             baseline.fold_in(record.version, candidate.digests, changes)
             require_committed_bits(candidate.closes[record.attempt], baseline)
         with self._changed:
