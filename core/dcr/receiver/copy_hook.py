@@ -7,6 +7,7 @@ is a breach that fails the attempt before it has written.
 
 from typing import Any, NoReturn, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
@@ -222,7 +223,10 @@ def _view_of(target: torch.Tensor) -> _View:
 
 def _store(target: torch.Tensor, stored: torch.Tensor, active: torch.Tensor) -> None:
     bits = lanes(target)
-    bits.copy_(torch.where(active, lanes(stored).to(target.device), bits))
+    if target.device.type == "cpu":  # numpy skips what is inactive, torch moves everything twice
+        np.copyto(bits.numpy(), lanes(stored).numpy(), where=active.numpy())
+    else:
+        torch.where(active, lanes(stored).to(target.device), bits, out=bits)
 
 
 def _same_number(a: Any, b: Any) -> bool:

@@ -101,7 +101,9 @@ class Scratch:
         assert self._placeholder is not None
         bits = 8 * source.element_size()
         signed = self._placeholder - (1 << bits if self._placeholder >> (bits - 1) else 0)
-        return lanes(source) != signed
+        found = np.empty(tuple(source.shape), dtype=bool)
+        np.not_equal(lanes(source).numpy(), np.dtype(f"i{source.element_size()}").type(signed), out=found)
+        return torch.from_numpy(found)
 
     def _flag_array(self) -> np.ndarray:
         if self._flags is None:
