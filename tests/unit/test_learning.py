@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 from dcr.errors import UnsupportedPath
 from dcr.model import PathClass
@@ -103,3 +104,35 @@ def test_every_refused_tensor_and_the_remedy_are_named() -> None:
     runtime.hostile = {Q: bad.rebinds, "k.weight": bad.write_outside}
     with pytest.raises(UnsupportedPath, match=r"2 tensors: k\.weight: .*q\.weight: .*Use dense refits"):
         _require(learn(runtime, runtime.catalogue))
+
+
+def test_what_the_adapter_refuses_is_refused() -> None:
+    class Quantized(ToyRuntime):
+        @override
+        def refusals(self) -> dict[str, str]:
+            return {Q: "is quantized; serve bfloat16", "down": "is packed; turn packing off"}
+
+    with pytest.raises(UnsupportedPath, match=r"down: is packed; .*q\.weight: is quantized; serve bfloat16"):
+        _require(learn(Quantized(), ToyRuntime().catalogue))
+
+
+def test_a_tied_name_in_one_storage_takes_overwrites() -> None:
+    runtime = ToyRuntime(tied=True)
+    table = learn(runtime, runtime.catalogue)
+    for name in ("embed.weight", "head.weight"):
+        assert (table.paths[name].method, table.paths[name].path) == (Method.LEARNED, PathClass.OVERWRITE)
+
+
+def test_equal_paths_are_one_object() -> None:
+    """Layers are alike: a model of many tensors has few paths."""
+    table = learn(_loaded(), ToyRuntime().catalogue)
+    assert table.paths["gate.weight"] is table.paths["up.weight"]
+
+
+def test_copies_are_kept_where_the_hook_is_asked_for() -> None:
+    runtime = _loaded()
+    runtime.hostile[Q] = bad.made_contiguous
+    assert not learn(runtime, runtime.catalogue).copies
+    asked = learn(runtime, runtime.catalogue, keep_copies=True)
+    learned = {name for name, path in asked.paths.items() if path.method is Method.LEARNED}
+    assert asked.copies.keys() == learned - {Q}

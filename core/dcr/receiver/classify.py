@@ -58,11 +58,16 @@ def classify(
         storages,
         paths,
         {name: found[name].landings for name in paths if name in learned},
-        {name: _copies(traces[name], storages) if name in hooked else () for name in paths},
+        {name: copies for name in paths if name in hooked and (copies := _copies(traces[name], storages))},
         links.together(),
         _constants(traces),
         streamable,
-        {**refusals, **unreached(loader.resident(), regions, storages), **_outside(traces[""])},
+        {
+            **unreached(loader.resident(), regions, storages),
+            **_outside(traces[""]),
+            **judge.known_refusals,
+            **refusals,
+        },
     )
 
 
@@ -97,6 +102,7 @@ class _Judge:
         self, loader: NativeLoader, traces: Traces, links: Links, overlaps: Overlaps, storages: Storages
     ) -> None:
         self._loader = loader
+        self.known_refusals = loader.refusals()
         self._traces = traces
         self._links = links
         self._overlaps = overlaps
@@ -128,6 +134,8 @@ class _Judge:
 
     def _refusal(self, name: str, found: _Found, *, skipped: bool, reaches: bool) -> str:
         trace = self._traces[name]
+        if reason := self.known_refusals.get(name):
+            return reason
         if skipped:
             return "skips() says it is placed nowhere, but the loader copies it" if reaches else ""
         if trace.error or trace.refusal:

@@ -60,7 +60,8 @@ def rank_map(table: PlacementTable, method: MethodName) -> RankMap:
     unmapped = {n for n, path in paths.items() if path.method is Method.HOOK and n not in placed}
     shadowed = tuple(name for name in paths if name in whole or name in unmapped)
     constants = [constant for constant in table.constants if constant.name not in shadowed]
-    return RankMap(table, paths, placed, shadowed, paddings(constants, landings, table.storages))
+    compiled = replace(table, landings={})  # the plan has them in a fraction of the memory
+    return RankMap(compiled, paths, placed, shadowed, paddings(constants, landings, table.storages))
 
 
 def _path(table: PlacementTable, name: str, method: MethodName) -> RankPath:
@@ -69,7 +70,7 @@ def _path(table: PlacementTable, name: str, method: MethodName) -> RankPath:
         return path
     if not all(_reads_back(table.specs[name], landing) for landing in table.landings[name]):
         return replace(path, method=Method.WHOLE, reason="stored in a form that loses bits")
-    if method == "hook" and table.copies[name]:
+    if method == "hook" and name in table.copies:
         return replace(path, method=Method.HOOK, reason=_FORCED)
     return path
 

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dcr.errors import UnsupportedPath
-from dcr.model import Catalogue, Classification, TensorSpec
+from dcr.model import Catalogue, TensorSpec
 from dcr.receiver.geometry import Copy
 from dcr.receiver.landing import Constant, Landing
-from dcr.receiver.rank import Method, RankPath, RankPlacement
+from dcr.receiver.rank import RankPath, RankPlacement
 from dcr.receiver.storages import Storages
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementTable:
-    """What prewarm learned. ``paths`` and ``copies`` have every catalogue name, aliases included.
+    """What prewarm learned. ``paths`` have every catalogue name, aliases included.
 
     ``landings`` are the placement map of the LEARNED names. ``copies`` are what the dispatch hook
-    expects, in the loader's order: of HOOK names, and of LEARNED ones too if asked for; else empty.
+    expects, in the loader's order: of HOOK names, and of those LEARNED ones that it can see, if asked for.
     ``together``: WHOLE name -> all names, itself included, that must go through one ``load`` call.
     ``constants``: what the loader fills whatever the weights are.
     ``streamable``: each copy of a tensor happens before the loader asks for the next tensor.
@@ -38,11 +38,6 @@ class PlacementTable:
         object.__setattr__(self, "specs", self.catalogue.by_name())
 
     @property
-    def classes(self) -> Classification:
-        """Path class of every name, refused ones included."""
-        return {name: path.path for name, path in self.paths.items()}
-
-    @property
     def rank_placement(self) -> RankPlacement:
         """The answer to ``RankPort.prewarm``."""
         own = {name: reason for name, reason in self.refusals.items() if name not in self.paths}
@@ -57,7 +52,3 @@ class PlacementTable:
                 f"the loader cannot take deltas for {len(self.refusals)} tensors: {shown}{more}. "
                 "Use dense refits, or a loader configuration that copies these tensors unchanged"
             )
-
-    def skipped(self, name: str) -> bool:
-        """Whether the loader places ``name`` nowhere on this rank, explicitly or because it is empty."""
-        return self.paths[name].method is Method.NONE
