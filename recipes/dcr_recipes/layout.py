@@ -88,6 +88,11 @@ class RunFolder:
         return self.root / "served"
 
     @property
+    def receivers(self) -> Path:
+        """One ``<name>.json`` per instance: how it takes each tensor, and its background audit."""
+        return self.root / "receivers"
+
+    @property
     def faults(self) -> Path:
         """One empty file per injected fault that has fired."""
         return self.root / "faults"

@@ -17,6 +17,7 @@ from types import FrameType
 from rich.console import Console
 
 from dcr.errors import ConfigError
+from dcr_recipes import receiver_figures
 from dcr_recipes.config import RunConfig, RuntimeConfig
 from dcr_recipes.errors import EXIT_INTERRUPTED, RunFailed
 from dcr_recipes.launch.final import final_table, headline
@@ -64,7 +65,8 @@ def run(words: Sequence[str], console: Console) -> int:
             return EXIT_INTERRUPTED
         finally:
             merge_trace(folder, config)
-        add_to_summary(folder.summary, {"peak_rss_bytes": supervisor.peak_rss()})
+        told = {"peak_rss_bytes": supervisor.peak_rss(), "receivers": receiver_figures.figures(folder)}
+        add_to_summary(folder.summary, told)
         report(folder, console, num_restarts=supervisor.num_restarts)
     return 0
 

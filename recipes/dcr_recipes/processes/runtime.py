@@ -12,6 +12,7 @@ from dcr.refit.background import BackgroundAudit
 from dcr_recipes.processes.border import Context, enter
 from dcr_recipes.processes.host import build
 from dcr_recipes.processes.serving import announce, site, wait_for_the_end
+from dcr_recipes.receiver_figures import TellingReceiver
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.2
@@ -37,7 +38,10 @@ def _serve_deltas(context: Context, port: int) -> None:
     announce(context, host.worker(context.name, agent).handlers(), port=port)
     coordinator = place.coordinator(config.commit)
     be_admitted(context.name, coordinator)
-    BackgroundAudit(agent, config.audit.rate_mib_s, repair=lambda: be_admitted(context.name, coordinator))
+    telling = TellingReceiver(agent, context.folder.receivers / f"{context.name}.json")
+    telling.tell()
+    rate = config.audit.rate_mib_s
+    BackgroundAudit(telling, rate, repair=lambda: be_admitted(context.name, coordinator))
 
 
 def be_admitted(name: str, coordinator: Party) -> None:
