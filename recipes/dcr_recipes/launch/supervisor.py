@@ -170,9 +170,11 @@ class Supervisor:
             return "".join(f"  {line}" for line in deque(log, _TAIL_LINES)).rstrip()
 
     def _last_words(self, child: _Child) -> str:
+        """Its own last error; libraries may have said something after it."""
         with self._log(child).open(errors="replace") as log:
             lines = [line.strip() for line in log if line.strip()]
-        return lines[-1].removeprefix("error: ")
+        errors = [line for line in lines if line.startswith("error: ")]
+        return (errors or lines)[-1].removeprefix("error: ")
 
 
 def _kill(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
