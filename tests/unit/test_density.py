@@ -12,7 +12,7 @@ from dcr.codec import Item
 from dcr.config import CodecConfig
 from dcr.model import Bits, Encoding, OwnerClose, PathClass, TensorSpec
 from dcr.testing.toy_fleet import ToyFleet, apply_items
-from dcr.testing.toy_trainer import Placement, Tensors, ToyTensor
+from dcr.testing.toy_trainer import Placement, Tensors, ToyTensor, random_bits
 
 SIZE = (200, 300)
 SHARES = (0.02, 0.29, 0.31, 1.0)
@@ -32,7 +32,7 @@ def changed(old: Bits, share: float, kind: str) -> Bits:
     """About ``share`` moved by one step of the last place, or drawn anew."""
     rng = np.random.default_rng(2)
     redrawn = as_bf16(rng.normal(0, 0.02, old.size))
-    moved = old + rng.choice(np.array([1, 0xFFFF], np.uint16), old.size)
+    moved: Bits = old + rng.choice(np.array([1, 0xFFFF], np.uint16), old.size)
     other = {"step": moved, "redrawn": redrawn, "constant": np.zeros_like(old)}[kind]
     return np.where(rng.random(old.size) < share, other, old).astype(np.uint16)
 
@@ -110,6 +110,26 @@ def test_fold_in_and_digests_do_not_depend_on_how_a_shard_is_sent(
     assert len(candidates) == 1
 
 
+def test_payload_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    specs = [TensorSpec(f"t{number}", (30 + 7 * number, 40), "bfloat16") for number in range(9)]
+    tensors = [ToyTensor(spec) for spec in specs]
+    old = random_bits(tensors, rng)
+    shares = (0.0, 0.01, 0.2, 0.6, 1.0)
+    new = {spec.name: changed(old[spec.name], shares[i % 5], "step") for i, spec in enumerate(specs)}
+    classes = {spec.name: PathClass.XOR for spec in specs[::2]}
+    found = set()
+    for threads in (1, 2, 5):
+        folder = tmp_path / str(threads)
+        folder.mkdir()
+        codec = CodecConfig(threads=threads, chunk_mib=0, bucket_mib=0)
+        fleet = ToyFleet(folder, tensors, old, num_ranks=1, codec=codec)
+        fleet.genesis()
+        found.add(tuple(ref.digest for close in fleet.refit(new, classes) for ref in close.payloads))
+    assert len(found) == 1
+    assert len(found.pop()) == sum(shares[i % 5] > 0 for i in range(9))
+
+
 def test_how_many_shards_went_whole_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     told: list[observe.Event] = []
     with observe.listening(lambda event: told.append(event) if event.name == "owner.dense" else None):
@@ -120,6 +140,16 @@ def test_how_many_shards_went_whole_is_told(tmp_path: Path, caplog: pytest.LogCa
     )
 
 
-def test_few_changes_are_not_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    built(tmp_path, {"w": changed(weights(), 0.1, "step")})
+def test_few_changes_and_small_tensors_are_not_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tensors = [
+        ToyTensor(TensorSpec("w", SIZE, "bfloat16")),
+        ToyTensor(TensorSpec("bias", (300,), "bfloat16")),
+    ]
+    old = {"w": weights(), "bias": weights()[:300]}
+    fleet = ToyFleet(tmp_path, tensors, old, num_ranks=1)
+    fleet.genesis()
+    told: list[observe.Event] = []
+    with observe.listening(lambda event: told.append(event) if event.name == "owner.dense" else None):
+        fleet.refit({"w": changed(weights(), 0.1, "step"), "bias": old["bias"] ^ np.uint16(1)}, FREE)
+    assert [event.fields["num_shards"] for event in told] == [1]
     assert "sent whole" not in caplog.text

@@ -7,6 +7,7 @@ on the candidate's own device and brings back only what changed.
 Shapes: N elements, E changed elements.
 """
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -183,7 +184,8 @@ class _Numpy:
 
 
 def _scan(engine: Engine, candidate: Bits, baseline: Bits) -> _Scan:
-    aligned = candidate.flags.aligned and baseline.flags.aligned
+    # the kernel's flags are in the order of the elements on little-endian machines only
+    aligned = candidate.flags.aligned and baseline.flags.aligned and sys.byteorder == "little"
     fewest = 1 if engine == "compiled" else MIN_ELEMENTS
     if engine == "numpy" or not aligned or candidate.size < fewest:
         return _Numpy

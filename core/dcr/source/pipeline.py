@@ -75,7 +75,9 @@ def run_pipeline(
 
 def num_threads(codec: CodecConfig) -> int:
     """Threads that convert and encode. Two even on one core: sending must not stop the scan."""
-    return codec.threads or max(2, min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+    # not every system tells which cores a process may use
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return codec.threads or max(2, min(_MOST_THREADS, cores))
 
 
 class _Workers(Protocol):

@@ -17,6 +17,8 @@ from dcr.source.task import AffineTask
 from dcr.transport.base import Transport
 
 _log = logging.getLogger(__name__)
+_NEWS_SHARE = 0.05
+"""Share of an owner's elements in shards sent whole from which it is worth a warning."""
 Payload: TypeAlias = tuple[PayloadRef, bytes]
 
 
@@ -104,7 +106,7 @@ class _Job:
     lane: Lane
     digests: DigestTable = field(default_factory=dict)
     num_changed: int = 0
-    whole: list[str] = field(default_factory=list)
+    whole: list[AffineTask] = field(default_factory=list)
 
     @property
     def num_elements(self) -> int:
@@ -123,7 +125,7 @@ class _Job:
             self.digests[task.key] = done.digests
             self.num_changed += done.num_changed
             if done.whole:
-                self.whole.append(task.key)
+                self.whole.append(task)
         return [item for _, done in found for item in done.items]
 
     def encode(self, sequence: int, items: Sequence[Item]) -> Payload:
@@ -152,15 +154,20 @@ class _Job:
         return ref
 
     def tell_if_dense(self) -> None:
-        """Say how many shards were sent whole: after a restart that is expected, later it is not (B8)."""
+        """Say how many shards were sent whole: after a restart that is expected, later it is not (B8).
+
+        A few small ones are no news: biases and scales of wide dtypes change in every step.
+        """
         if not self.whole:
             return
-        share = self.num_changed / max(self.num_elements, 1)
+        share = self.num_changed / self.num_elements
         observe.point("owner.dense", num_shards=len(self.whole), share=share, **self._where)
+        if sum(task.num_elements for task in self.whole) < _NEWS_SHARE * self.num_elements:
+            return
         _log.warning(
             "attempt %s: %d of %d shards changed so much that they are sent whole, the first is %r; %.0f%% "
             "of all elements changed: expected after a restart, else look at the learning rate",
-            self.work.attempt, len(self.whole), len(self.work.tasks), self.whole[0], 100 * share,
+            self.work.attempt, len(self.whole), len(self.work.tasks), self.whole[0].key, 100 * share,
         )  # fmt: skip
 
     @property
