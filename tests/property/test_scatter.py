@@ -1,6 +1,7 @@
 """Every engine writes and reads what a loop over the elements of random boxes does (DESIGN B2)."""
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -12,13 +13,19 @@ from hypothesis import strategies as st
 from dcr.errors import UnsupportedPath
 from dcr.indexmap import Box
 from dcr.model import Bits
+from dcr.receiver.scatter import numba_engine
 from dcr.receiver.scatter.batch import Action, Entries, of_width
-from dcr.receiver.scatter.engine import NUMBA, NUMPY, TORCH, Engine
+from dcr.receiver.scatter.engine import NUMPY, TORCH, Engine
 from dcr.receiver.scatter.plan import Plan, Route, compile_plan
 from dcr.receiver.scatter.reader import clip, read_range
 from dcr.receiver.storages import Storages
 
-ENGINES = [NUMBA, NUMPY, TORCH]
+COMPILED = Engine(
+    "compiled", partial(numba_engine.scatter, least=0), partial(numba_engine.read, least=0), group=8
+)
+COMPILED_WIDTHS = (2, 8)
+"""One kernel serves all widths; compiling takes two seconds for each, so the others are nightly."""
+ENGINES = [COMPILED, NUMPY, TORCH]
 WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -68,7 +75,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, widths: tuple[int, ...] = (1, 2, 4, 8)) -> Case:
+def cases(draw: st.DrawFn, widths: tuple[int, ...] = COMPILED_WIDTHS) -> Case:
     width = draw(st.sampled_from(widths))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     routes: list[Route] = []
@@ -115,6 +122,24 @@ def by_hand(case: Case) -> list[Bits]:
 @given(cases())
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_scatter_is_what_a_loop_does(engine: Engine, case: Case) -> None:
+    does_what_a_loop_does(engine, case)
+
+
+@pytest.mark.parametrize("engine", [NUMPY, TORCH], ids=lambda engine: engine.name)
+@given(cases((1, 4)))
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_scatter_of_other_widths(engine: Engine, case: Case) -> None:
+    does_what_a_loop_does(engine, case)
+
+
+@pytest.mark.slow
+@given(cases((1, 4)))
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_compiled_scatter_of_other_widths(case: Case) -> None:
+    does_what_a_loop_does(COMPILED, case)
+
+
+def does_what_a_loop_does(engine: Engine, case: Case) -> None:
     plan, memory = case.plan()
     done = engine.scatter(plan, case.batch)
     for tensor, expected in zip(memory, by_hand(case), strict=True):

@@ -1,6 +1,7 @@
 """Scatter and read back with compiled loops: one call for all items of a batch, without the interpreter.
 
-For storages in host memory. Several ranks in one process may run it in threads of their own.
+For storages in host memory. Several ranks in one process may run it in threads of their own. A width of
+which a batch has little goes through numpy: a counter of eight bytes is not worth two seconds of compiling.
 """
 
 from collections.abc import Sequence
@@ -12,31 +13,48 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dcr.receiver.scatter import numpy_engine
 from dcr.receiver.scatter.batch import Action, Entries, Positions, Readback, of_width
 from dcr.receiver.scatter.plan import Plan
 
 ITEM = np.dtype([(name, "<i8") for name in ("row", "action", "num", "positions", "values", "held", "done")])
 """Row of the plan, Action, entries, and the addresses of their arrays; ``done`` is the answer."""
 
+LEAST = 256
+"""Entries of one width below which nothing is compiled."""
 
-def scatter(plan: Plan, batch: Sequence[Entries]) -> list[int]:
+
+def scatter(plan: Plan, batch: Sequence[Entries], *, least: int = LEAST) -> list[int]:
     """Write ``batch``; how many elements of each were written, replicas included."""
     done: list[int] = []
     for width, group in groupby(batch, key=lambda entries: entries.values.itemsize):
-        # the kernel sees addresses only: these arrays must stay alive until it returns
-        kept = [(entries, _plain(entries.positions), _plain(entries.values)) for entries in group]
-        items = np.array([_record(e.row, e.action, at, values) for e, at, values in kept], dtype=ITEM)
-        _compiled().scatter(items, _arrays(plan), np.empty(0, of_width(width)))
-        done += items["done"].tolist()
+        part = list(group)
+        if sum(entries.positions.size for entries in part) < least:
+            done += numpy_engine.scatter(plan, part)
+        else:
+            done += _scatter(plan, of_width(width), part)
     return done
 
 
-def read(plan: Plan, batch: Sequence[tuple[int, Positions]]) -> list[Readback]:
+def read(plan: Plan, batch: Sequence[tuple[int, Positions]], *, least: int = LEAST) -> list[Readback]:
     """What storage holds for (row, positions int64 [E])."""
     found: list[Readback] = []
     for width, group in groupby(batch, key=lambda entry: int(plan.widths[entry[0]])):
-        found += _read(plan, of_width(width), list(group))
+        part = list(group)
+        if sum(positions.size for _, positions in part) < least:
+            found += numpy_engine.read(plan, part)
+        else:
+            found += _read(plan, of_width(width), part)
     return found
+
+
+def _scatter(plan: Plan, bits: np.dtype[Any], batch: list[Entries]) -> list[int]:
+    # the kernel sees addresses only: these arrays must stay alive until it returns
+    kept = [(entries, _plain(entries.positions), _plain(entries.values)) for entries in batch]
+    items = np.array([_record(e.row, e.action, at, values) for e, at, values in kept], dtype=ITEM)
+    _compiled().scatter(items, _arrays(plan), np.empty(0, bits))
+    done: list[int] = items["done"].tolist()
+    return done
 
 
 def _read(plan: Plan, bits: np.dtype[Any], batch: list[tuple[int, Positions]]) -> list[Readback]:
