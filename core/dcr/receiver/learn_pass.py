@@ -149,7 +149,8 @@ class Learner:
         moved = self._storages.moved(now)
         if moved and not self._storages.rebind(now):
             raise UnsupportedPath(
-                f"the loader replaces resident {moved!r} and it cannot be put back; use dense refits"
+                f"the loader replaces resident {moved!r} and it cannot be put back: restart the runtime and "
+                "use dense refits, or a loader that copies into its storage"
             )
         return moved
 

@@ -155,6 +155,10 @@ def _rebinds(r: TortureRuntime, w: torch.Tensor) -> None:
     r.tensors["target"].data = w.clone()
 
 
+def _replaces(r: TortureRuntime, w: torch.Tensor) -> None:
+    r.tensors["target"] = w.clone()
+
+
 def _sets_storage(r: TortureRuntime, w: torch.Tensor) -> None:
     r.tensors["target"].set_(w.clone())  # type: ignore[call-overload]
 
@@ -277,6 +281,7 @@ WRONG = [
     Pattern("drops", lambda r, w: None, refusal="no rank places it"),
     Pattern("half", lambda r, w: r["target"][:4].copy_(w[:4]), refusal="32 of its 64 elements"),
     Pattern("rebinds", _rebinds, refusal="rebinds resident 'target'"),
+    Pattern("replaces", _replaces, refusal="replaces resident 'target' and it cannot be put back"),
     Pattern("set_storage", _sets_storage, refusal="set_.*'target'"),
     Pattern("accumulates", _accumulates, refusal="add_.*'target' depends on what was there"),
     Pattern("resizes", lambda r, w: r["target"].resize_(4, 8), refusal="resize_.*'target'"),
