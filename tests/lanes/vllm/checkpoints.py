@@ -93,6 +93,51 @@ def _nemotron_h(n_groups: int) -> tuple[Any, Any]:
     return config, NemotronHForCausalLM
 
 
+def _deepseek_v2() -> tuple[Any, Any]:
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    config = DeepseekV2Config(
+        **{**_COMMON, "num_key_value_heads": 4},
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        first_k_dense_replace=2,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        q_lora_rank=None,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=32,
+        v_head_dim=32,
+        tie_word_embeddings=False,
+    )
+    return config, DeepseekV2ForCausalLM
+
+
+def _qwen3_next() -> tuple[Any, Any]:
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    config = Qwen3NextConfig(
+        **_COMMON,
+        head_dim=32,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        linear_conv_kernel_dim=4,
+        layer_types=["linear_attention", "full_attention"],
+        tie_word_embeddings=False,
+    )
+    return config, Qwen3NextForCausalLM
+
+
+FURTHER = {"deepseek_v2": Family(False, _deepseek_v2), "qwen3_next": Family(False, _qwen3_next)}
+"""Absorbed projections; convolutions that a kernel wants packed."""
 FAMILIES = {
     "qwen2": Family(True, _qwen2),
     "qwen3": Family(True, _qwen3),
@@ -109,7 +154,7 @@ def make(folder: Path, family: str, seed: int = 0) -> Path:
     if path.exists():
         return path
     torch.manual_seed(seed)
-    config, kind = FAMILIES[family].build()
+    config, kind = {**FAMILIES, **FURTHER}[family].build()
     model = kind(config).to(torch.bfloat16)
     with torch.no_grad():
         for name, value in model.named_parameters():

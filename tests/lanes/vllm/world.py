@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 
@@ -101,12 +102,12 @@ def world(
 ) -> Iterator[World]:
     """Ranks that have loaded ``model``; ended afterwards. ``keep`` false is stock vLLM."""
     config = _config(model, layout, options)
-    port = _free_port()
+    port, identity = _free_port(), f"dcr-lane-{uuid4().hex[:12]}"
     fork = multiprocessing.get_context("fork")
     pipes, ranks = [], []
     for rank in range(layout.tp):
         ours, theirs = fork.Pipe()
-        body = _Rank(rank, layout.tp, config, port, keep, make_rank, extra or {})
+        body = _Rank(rank, layout.tp, config, (port, identity), keep, make_rank, extra or {})
         process = fork.Process(target=body.run, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
@@ -124,6 +125,8 @@ def world(
         for process in ranks:
             process.join(20)
             process.kill()
+        for left in Path("/dev/shm").glob(f"{identity}-*"):  # vLLM's ranks leave their mailbox behind
+            left.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class _Rank:
     rank: int
     tp: int
     config: Any
-    port: int
+    meeting: tuple[int, str]
     keep: bool
     make_rank: MakeRank
     extra: dict[str, Extra]
@@ -167,13 +170,13 @@ class _Rank:
         from vllm.distributed import init_distributed_environment, initialize_model_parallel
         from vllm.model_executor.model_loader import get_model
 
-        os.environ["VLLM_DIST_IDENT"] = str(self.port)
+        port, os.environ["VLLM_DIST_IDENT"] = self.meeting
         os.environ[keep_unpacked.SWITCH] = "1" if self.keep else "0"
         torch.set_num_threads(1)
         plugin.register()
         with set_current_vllm_config(self.config):
             init_distributed_environment(
-                self.tp, self.rank, f"tcp://127.0.0.1:{self.port}", self.rank, backend="gloo"
+                self.tp, self.rank, f"tcp://127.0.0.1:{port}", self.rank, backend="gloo"
             )
             initialize_model_parallel(self.tp)
             return VllmLoader(get_model(vllm_config=self.config), self.config)

@@ -1,0 +1,121 @@
+"""A vLLM server that the test's run did not start: refits over its control routes (DESIGN R19)."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dcr.errors import ConfigError
+from dcr_adapters.vllm.gate import VllmGate
+from dcr_adapters.vllm.http_control import HttpControl
+from dcr_adapters.vllm.plugin import EXTENSION
+from dcr_adapters.vllm.ranks import Workers
+from tests.lanes.vllm import checkpoints
+from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS
+from tests.lanes.vllm.run import Run
+
+_START_S = 400
+
+
+@contextmanager
+def server(model: Path, log: Path) -> Iterator[str]:
+    """``vllm serve`` as a user would start it; yields its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+        *("--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", "4", "--enforce-eager"),
+        *("--kv-cache-memory-bytes", str(32 << 20), "--host", "127.0.0.1", "--port", str(port)),
+        *("--worker-extension-cls", EXTENSION, "--enable-scale-out"),
+    ]
+    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait(url, process, log)
+        yield url
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end:
+        assert process.poll() is None, log.read_text()[-4000:]
+        try:
+            if httpx.get(f"{url}/health", timeout=5).is_success:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise AssertionError(log.read_text()[-4000:])
+
+
+def ask(url: str, prompt: Sequence[int], num_tokens: int = 12) -> dict[str, Any]:
+    """The greedy answer: ``token_ids`` and ``weight_versions``."""
+    body = {
+        "token_ids": list(prompt),
+        "sampling_params": {"temperature": 0, "max_tokens": num_tokens, "ignore_eos": True},
+    }
+    answer = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=300)
+    assert answer.is_success, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+def test_refits_of_a_running_server(tmp_path: Path) -> None:
+    old = checkpoints.make(tmp_path, "llama")
+    middle = checkpoints.changed(old, tmp_path / "v1", rate=0.2, seed=1)
+    new = checkpoints.changed(middle, tmp_path / "v2", rate=0.2, seed=2)
+    run = Run(tmp_path, checkpoints.catalogue(old), checkpoints.version(old))
+    with server(old, tmp_path / "log") as url:
+        control = HttpControl(url)
+        receiver = run.receiver("server", Workers(control, folder=tmp_path), VllmGate(control))
+        run.admit(receiver)
+        before = [ask(url, prompt)["token_ids"] for prompt in PROMPTS]
+        run.refit(receiver, checkpoints.version(middle), receiver.report().classification)
+        flying: list[dict[str, Any]] = []
+        thread = threading.Thread(target=lambda: flying.append(ask(url, PROMPTS[0], 800)))
+        thread.start()
+        time.sleep(1.0)
+        run.refit(receiver, checkpoints.version(new), receiver.report().classification)
+        thread.join(300)
+        after = [ask(url, prompt) for prompt in (LONG_PROMPT, *PROMPTS)]
+        control.close()
+    assert [span["version"] for span in flying[0]["weight_versions"]] == ["1", "2"]
+    assert len(flying[0]["token_ids"]) == 800
+    assert all(answer["weight_versions"][0]["version"] == "2" for answer in after)
+    tokens = [answer["token_ids"] for answer in after]
+    assert tokens[1:] != before
+    with server(new, tmp_path / "log-fresh") as url:
+        fresh = [ask(url, prompt)["token_ids"] for prompt in PROMPTS]
+    assert tokens[1:] == fresh
+    assert tokens[0] == fresh[2]
+
+
+def test_other_servers_are_told_what_is_missing(tmp_path: Path) -> None:
+    from dcr.transport.rpc import serve
+
+    with serve({}) as running:
+        control = HttpControl(running.url)
+        with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE"):
+            control.pause()
+        control.close()
