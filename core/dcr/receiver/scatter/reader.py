@@ -18,11 +18,13 @@ def read_range(plan: Plan, row: int, start: int, stop: int) -> Readback:
     width = int(plan.widths[row])
     found = torch.zeros(stop - start, dtype=LANES[width])
     held = torch.zeros(stop - start, dtype=torch.bool)
-    differs = -1
+    differs, anything = -1, False
     for number in plan.boxes_of(row):
         resident = plan.stores.flat(plan.store_of(number), LANES[width])
+        again = anything  # one box takes no element twice
         for part in clip(plan.box(number), start, stop):
-            if not _take(resident, part, found, held):
+            anything = True
+            if not _take(resident, part, found, held, again=again):
                 differs = number
     return Readback(found.numpy().view(of_width(width)), held.numpy(), differs)
 
@@ -55,12 +57,12 @@ def clip(box: Box, start: int, stop: int) -> Iterator[Box]:
         yield from clip(part, start, stop)
 
 
-def _take(resident: torch.Tensor, part: Box, found: torch.Tensor, held: torch.Tensor) -> bool:
-    """Copy ``part`` into the range, or compare it with what is held; whether storage agrees."""
+def _take(resident: torch.Tensor, part: Box, found: torch.Tensor, held: torch.Tensor, *, again: bool) -> bool:
+    """Copy ``part`` into the range; if ``again``, compare it with what is held. Whether storage agrees."""
     near = found.as_strided(part.shape, part.src_strides, part.src_offset)
     mark = held.as_strided(part.shape, part.src_strides, part.src_offset)
     far = resident.as_strided(part.shape, part.dst_strides, part.dst_offset)
-    if not bool(mark.any()):
+    if not again or not bool(mark.any()):
         near.copy_(far)
         mark.fill_(True)
         return True
@@ -72,6 +74,8 @@ def _take(resident: torch.Tensor, part: Box, found: torch.Tensor, held: torch.Te
 
 
 def runs_of(mask: np.ndarray) -> list[tuple[int, int]]:
-    """Runs (first, one past the last) in which ``mask`` bool [n] is set."""
+    """Runs (first, one past the last) in which ``mask`` bool [n] is set; quick where all of it is."""
+    if mask.all():
+        return [(0, mask.size)] if mask.size else []
     edges = np.flatnonzero(np.diff(mask.view(np.int8), prepend=0, append=0))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
