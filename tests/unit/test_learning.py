@@ -1,5 +1,7 @@
 """What learning makes of loaders that break a condition of Table A.2: another method, or refused by name."""
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -136,3 +138,53 @@ def test_copies_are_kept_where_the_hook_is_asked_for() -> None:
     asked = learn(runtime, runtime.catalogue, keep_copies=True)
     learned = {name for name, path in asked.paths.items() if path.method is Method.LEARNED}
     assert asked.copies.keys() == learned - {Q}
+
+
+class Counting(ToyRuntime):
+    """Counts ``load`` calls; raises for tensors in ``unknown``."""
+
+    calls = 0
+    unknown: frozenset[str] = frozenset()
+
+    @override
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.calls += 1
+        super().load(self._known(weights))
+
+    def _known(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in weights:
+            if name in self.unknown:
+                raise ValueError(f"no module named {name}")
+            yield name, weight
+
+
+def test_all_tensors_are_learned_in_two_calls() -> None:
+    runtime = Counting(tiny=True)
+    table = learn(runtime, runtime.catalogue)
+    assert {path.method for path in table.paths.values()} == {Method.LEARNED}
+    assert runtime.calls == 2
+    assert table.streamable
+
+
+def test_values_that_are_read_cost_three_more_calls() -> None:
+    runtime = Counting()
+    assert learn(runtime, runtime.catalogue).paths["number"].method is Method.LEARNED
+    assert runtime.calls == 5
+
+
+def test_learning_goes_on_behind_a_tensor_that_the_loader_does_not_know() -> None:
+    runtime = Counting()
+    runtime.unknown = frozenset({"expert.weight"})  # skips() says that it is placed nowhere
+    table = learn(runtime, runtime.catalogue)
+    _require(table)
+    assert table.paths["expert.weight"].skipped
+    assert runtime.calls == 6
+
+
+def test_an_error_of_a_loader_that_collects_the_stream_costs_a_call_a_tensor() -> None:
+    runtime = Counting(batching=True)
+    runtime.hostile[Q] = bad.raises
+    table = learn(runtime, runtime.catalogue)
+    assert "out of patience" in table.paths[Q].refusal
+    assert table.paths["k.weight"].method is Method.LEARNED
+    assert not table.streamable
