@@ -57,7 +57,7 @@ def every_kind() -> dict[str, Item]:
         "stride": item("stride", strided(3, 5, 9, 20)),
         "escape8": item("escape8", repeated([1, 200, 300], 5000)),
         "planes16": item("planes16", repeated([7, 1000, 50_000], 5000)),
-        "planes32": item("planes32", repeated([7, 100_000, 2**31], 5000)),
+        "planes32": item("planes32", repeated([*[7] * 150, *[8] * 49, 2**31], 5000)),
         "rice": item("rice", spread(201, 0.01)),
         "blocks": item("blocks", bursts(10, 6400)),
     }

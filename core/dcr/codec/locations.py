@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from dcr.codec.engines import Bytes, Indices
 from dcr.codec.kinds import GAP_DTYPES, RUN
-from dcr.codec.plan import ESCAPE
 from dcr.errors import PayloadError
+
+ESCAPE = 255
+"""A byte of this value adds so many to the gap and is followed by more."""
 
 
 def encode_locations(locations: Indices) -> tuple[int, int, bytes]:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -10,23 +9,11 @@ import numpy as np
 from dcr.codec.engines import Bytes, Engine, Indices
 from dcr.codec.frames import Raw
 from dcr.codec.item import Item
-from dcr.codec.kinds import (
-    BLOCKS,
-    ESCAPED,
-    EXCESS_PLANES,
-    GAP_PLANES,
-    PLANES,
-    RICE,
-    RUN,
-    VALUE_PLANES,
-    Kind,
-    Layout,
-    is_blocks,
-    is_rice,
-)
+from dcr.codec.kinds import EXCESS_PLANES, RUN, VALUE_PLANES, Kind, Layout
 from dcr.codec.layouts import choose_layouts
-from dcr.codec.locations import encode_escaped, encode_locations, gaps_of
-from dcr.codec.plan import Plan, least_low_bits, plan_locations
+from dcr.codec.location_parts import Plan, location_parts
+from dcr.codec.locations import encode_locations
+from dcr.codec.plan import plan_locations
 from dcr.codec.table import Row, write_table
 from dcr.model import Encoding
 
@@ -54,7 +41,9 @@ def pack_published(items: Sequence[Item]) -> tuple[list[Row], Sections]:
 def pack_planes(items: Sequence[Item], engine: Engine, level: int) -> tuple[list[Row], Sections]:
     """For each item the location type and the layout of values with the fewest bytes."""
     writer = SectionWriter(engine)
-    plans = [writer.add_locations(item.locations, plan_locations(item.locations)) for item in items]
+    plans = [
+        writer.add_locations(item.locations, plan_locations(item.locations, engine, level)) for item in items
+    ]
     layouts = choose_layouts(items, [plan.location_type for plan in plans], engine, level)
     rows = [
         _row(item, plan, layout, writer.add_values(item, layout))
@@ -81,20 +70,10 @@ class SectionWriter:
 
     def add_locations(self, locations: Indices, plan: Plan) -> Plan:
         """Write ``locations`` [E] as ``plan`` says; returns the plan, made exact where it was an estimate."""
-        kind = plan.location_type
-        if plan.parameters:
-            self._add_parameters(*plan.parameters)
-        if is_rice(kind):
-            self._add_rice(locations, plan.base, kind - RICE)
-        elif is_blocks(kind):
-            return self._add_blocks(locations, plan)
-        elif kind == ESCAPED:
-            self._add(Kind.ESCAPED_GAPS, encode_escaped(gaps_of(locations, plan.base)))
-        elif kind in PLANES:
-            gaps = gaps_of(locations, plan.base)
-            for byte, section in enumerate(GAP_PLANES[PLANES[kind]]):
-                self._add(section, (gaps >> (8 * byte)).astype(np.uint8))
-        return plan
+        exact, parts = location_parts(locations, plan, self._engine)
+        for kind, part in parts:
+            self._parts[kind].append(part)
+        return exact
 
     def add_values(self, item: Item, layout: Layout) -> int:
         """Take the values; returns their offset in the section of words, 0 in another layout."""
@@ -128,23 +107,6 @@ class SectionWriter:
             self._engine.split(np.ascontiguousarray(item.values), planes, at, encoding is Encoding.DELTA16)
             at += item.num_entries
         return planes
-
-    def _add_rice(self, numbers: Indices, base: int, low_bits: int) -> None:
-        unary, low = self._engine.rice(np.ascontiguousarray(numbers), base, low_bits)
-        self._parts[Kind.UNARY].append(unary)
-        self._parts[Kind.LOW_BITS].append(low)
-
-    def _add_blocks(self, locations: Indices, plan: Plan) -> Plan:
-        blocks, masks = self._engine.mask(np.ascontiguousarray(locations), plan.base)
-        least = least_low_bits(int(blocks[-1]) + 1 - len(blocks), len(blocks))
-        exact = replace(plan, location_type=max(plan.location_type, BLOCKS + least))
-        self._add_parameters(len(blocks))
-        self._add_rice(blocks, 0, exact.location_type - BLOCKS)
-        self._add(Kind.MASKS, masks.astype("<u8", copy=False).view(np.uint8))
-        return exact
-
-    def _add_parameters(self, *numbers: int) -> None:
-        self._parts[Kind.PARAMETERS].append(np.array(numbers, "<u8").tobytes())
 
     def _add(self, kind: Kind, part: Bytes) -> None:
         self._parts[kind].append(part.data)

@@ -1,19 +1,18 @@
-"""Which location type an item takes: the one with the fewest bits, by exact counts or on a sample.
+"""Which location type an item takes: the one with the fewest bytes, by exact counts or on a sample.
 
-Rice codes come within 2% of the bound for positions that are spread evenly (gaps are geometric), and
-compressing their unary bits takes most of that back. Blocks with masks suit clusters; bytes of gaps in
-planes or with escapes suit gaps that repeat. Shapes: E entries, G gaps of the sample.
+Where changes are spread evenly, gaps are geometric: Rice codes of them come within 2% of the bound, and
+compressing their unary bits takes most of that back. A few counts tell, and such items, nearly all, are
+done. The others are tried: blocks with masks suit clusters, bytes of gaps in planes or with escapes suit
+gaps that repeat. Shapes: E entries, G gaps of the sample.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import log2
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcr.codec.engines import Indices
+from dcr.codec.engines import Engine, Indices
+from dcr.codec.frames import byte_bits, smallest_size
 from dcr.codec.kinds import (
     BLOCK,
     BLOCKS,
@@ -23,38 +22,28 @@ from dcr.codec.kinds import (
     RICE,
     RUN,
     STRIDED,
+    Kind,
     is_blocks,
     is_rice,
 )
-from dcr.codec.vectorized import Vectorized
+from dcr.codec.location_parts import Plan, least_low_bits, location_parts
+from dcr.codec.locations import ESCAPE
 
-ESCAPE = 255
-"""A byte of this value adds so many to the gap and is followed by more."""
-_SLICES, _SLICE = 8, 2048
-_BYTES_FROM = 4096
-"""Entries from which gaps as bytes are considered: shorter items share their frequencies with others."""
-_MASKS_FROM = 128
-"""Masks from which their byte frequencies say how far they can be compressed."""
-_PARAMETER = 64
-"""Bits of the number of blocks."""
-_BETTER = 0.985
-"""Another type must need this share of what Rice codes need: estimates are as good as that."""
+_SLICES, _SLICE = 4, 1024
+_TRIED_SLICE = 4096
+_LOOKED_AT_FROM = 64
+"""Entries from which anything but Rice codes is considered."""
+_TRIED_FROM = 1024
+"""Entries from which types are tried: shorter items share byte frequencies with others."""
+_TOO_REGULAR_BYTES = 256
+"""A sample this small says nothing about the rest; an item so regular is quick to try whole."""
 _FAR = 24
 """Unary bits of a first gap from which a start offset is cheaper: it costs about three bytes in the table."""
-_MAX_HIGH = 6
-"""Most unary bits a gap on average, which keeps their section below a byte an entry."""
+_PARAMETER = 64
+"""Bits of the number of blocks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Location type id, and what it counts from: a start index, or an offset of all gaps."""
-
-    location_type: int
-    base: int
-    parameters: tuple[int, ...] = ()
-
-
-def plan_locations(locations: Indices) -> Plan:
+def plan_locations(locations: Indices, engine: Engine, level: int) -> Plan:
     """Choose for ``locations`` [E], strictly increasing from 0 or more."""
     if not len(locations):
         return Plan(RUN, 0)
@@ -64,17 +53,21 @@ def plan_locations(locations: Indices) -> Plan:
     strided = _strided(locations)
     if strided is not None:
         return Plan(STRIDED, first, strided)
-    parts = _slices(locations)
-    gaps = np.concatenate([np.diff(part) for part in parts]) - 1
-    skipped = last - first + 1 - len(locations)
-    least = least_low_bits(skipped, len(locations) - 1)
-    low_bits, bits = best_low_bits(gaps, least)
-    best = (_BETTER * bits, RICE + low_bits)
-    best = min(best, _blocks(parts, len(gaps)))
-    if len(locations) >= _BYTES_FROM:
-        ways = [way for way in _gap_bytes(gaps, len(locations), skipped) if way < best]
-        best = next((way for way in sorted(ways) if _fits(way[1], locations)), best)
-    return Plan(best[1], _base(first, best[1], skipped // (len(locations) - 1)))
+    mean = (last - first + 1 - len(locations)) // (len(locations) - 1)
+    location_type = _choose(locations, engine, level)
+    return Plan(location_type, _base(first, location_type, mean))
+
+
+def _choose(locations: Indices, engine: Engine, level: int) -> int:
+    gaps = np.concatenate([np.diff(part) for part in _slices(locations, _SLICE)]) - 1
+    skipped = int(locations[-1]) - int(locations[0]) + 1 - len(locations)
+    low_bits, bits = best_low_bits(gaps, least_low_bits(skipped, len(locations) - 1))
+    if len(locations) < _LOOKED_AT_FROM or (_are_geometric(gaps) and not _repeat(gaps, bits)):
+        return RICE + low_bits
+    if len(locations) < _TRIED_FROM:
+        block_bits, kind = _blocks(locations)
+        return kind if block_bits < bits * len(gaps) else RICE + low_bits
+    return _tried(locations, RICE + low_bits, engine, level)
 
 
 def _base(first: int, location_type: int, mean_gap: int) -> int:
@@ -111,12 +104,12 @@ def _run_length(locations: Indices) -> int:
         length *= 8
 
 
-def _slices(locations: Indices) -> list[Indices]:
-    """All of a short item, else slices spread over it."""
-    if len(locations) <= _SLICES * _SLICE:
+def _slices(locations: Indices, size: int) -> list[Indices]:
+    """All of a short item, else slices of ``size`` spread over it."""
+    if len(locations) <= _SLICES * size:
         return [locations]
-    step = (len(locations) - _SLICE - 1) // (_SLICES - 1)
-    return [locations[at * step : at * step + _SLICE + 1] for at in range(_SLICES)]
+    step = (len(locations) - size - 1) // (_SLICES - 1)
+    return [locations[at * step : at * step + size + 1] for at in range(_SLICES)]
 
 
 def best_low_bits(gaps: Indices, least: int = 0) -> tuple[int, float]:
@@ -133,57 +126,84 @@ def _rice_bits(gaps: Indices, low_bits: int) -> float:
     unary = 1 + float((gaps >> low_bits).sum()) / len(gaps)
     share = 1 / unary
     entropy = -unary * (share * log2(share) + (1 - share) * log2(1 - share)) if unary > 1 else 0.0
-    return low_bits + min(unary, max(1.005 * entropy, unary / 64))
+    return low_bits + min(unary, max(1.03 * entropy, unary / 64))
 
 
-def least_low_bits(skipped: int, num_gaps: int) -> int:
-    """Low bits from which ``num_gaps`` that skip as many elements have at most 6 unary bits on average.
-
-    One far gap that no sample shows would else become a river of them.
-    """
-    return (skipped // (_MAX_HIGH * num_gaps)).bit_length()
-
-
-def _blocks(parts: list[Indices], num_gaps: int) -> tuple[float, int]:
-    """Bits a gap and type id of blocks with masks."""
-    ids = [part // BLOCK for part in parts]
-    gaps = np.concatenate([np.diff(part) for part in ids]) - 1
-    gaps = gaps[gaps >= 0]
-    if not len(gaps) or 2.5 * len(gaps) > num_gaps:
-        return float("inf"), BLOCKS
-    low_bits, bits = best_low_bits(gaps)
-    num_blocks = len(gaps) + len(parts)
-    masks = np.concatenate([Vectorized().mask(part, 0)[1] for part in parts])
-    mask_bits = float(BLOCK * num_blocks)
-    if num_blocks >= _MASKS_FROM:
-        mask_bits = min(mask_bits, byte_bits(np.bincount(masks.view(np.uint8), minlength=256)))
-    return (_PARAMETER + bits * num_blocks + mask_bits) / num_gaps, BLOCKS + low_bits
+def _are_geometric(gaps: Indices) -> bool:
+    """Whether as many of ``gaps`` [G] reach some sizes as of evenly spread changes, but for chance."""
+    mean = float(gaps.mean())
+    for part in (0.25, 1.0, 2.5):
+        size = int(mean * part) + 1
+        expected = (mean / (mean + 1)) ** size
+        seen = int((gaps >= size).sum()) / len(gaps)
+        if abs(seen - expected) > 0.008 + 2.5 * (expected * (1 - expected) / len(gaps)) ** 0.5:
+            return False
+    return True
 
 
-def _gap_bytes(gaps: Indices, num_entries: int, skipped: int) -> Iterator[tuple[float, int]]:
-    """Bits a gap and type id of ways to send gaps as bytes, as far as the sample tells."""
-    if skipped < 3 * ESCAPE * num_entries:
-        counts = np.bincount(gaps % ESCAPE, minlength=256)
-        counts[ESCAPE] = int((gaps // ESCAPE).sum())
-        yield byte_bits(counts) / len(gaps), ESCAPED
-    largest = int(gaps.max())
-    for kind, width in PLANES.items():
-        if largest < 1 << (8 * width):
-            planes = (np.bincount((gaps >> shift) & 255, minlength=256) for shift in range(0, 8 * width, 8))
-            yield sum(map(byte_bits, planes)) / len(gaps), kind
-            return
+def _repeat(gaps: Indices, bits: float) -> bool:
+    """Whether few values make up the ``gaps`` [G], so that their bytes take fewer than ``bits`` each."""
+    if len(gaps) < _TRIED_FROM // 2 or float(gaps.mean()) > ESCAPE:
+        return False
+    counts = np.bincount(np.minimum(gaps, ESCAPE), minlength=ESCAPE + 1)
+    return byte_bits(counts) + 8 * int(counts[ESCAPE]) < 0.9 * bits * len(gaps)
+
+
+def _blocks(locations: Indices) -> tuple[float, int]:
+    """Bits and type id of all ``locations`` as blocks, with masks as they are."""
+    blocks = locations[np.flatnonzero(np.diff(locations // BLOCK, prepend=np.int64(-1)))] // BLOCK
+    gaps = np.diff(blocks) - 1
+    low_bits, bits = best_low_bits(gaps) if len(gaps) else (0, 1.0)
+    return _PARAMETER + (bits + BLOCK) * len(blocks), BLOCKS + low_bits
+
+
+def _tried(locations: Indices, rice: int, engine: Engine, level: int) -> int:
+    """Encode and compress a sample in every type that may do."""
+    part = _joined(_slices(locations, _TRIED_SLICE))
+    sizes = {kind: _size(part, Plan(kind, 0), engine, level) for kind in {rice, *_candidates(part)}}
+    if min(sizes.values()) < _TOO_REGULAR_BYTES:
+        kinds = {rice, *_candidates(locations)}
+        sizes = {kind: _size(locations, Plan(kind, 0), engine, level) for kind in kinds}
+    ranked = sorted(sizes, key=lambda kind: (sizes[kind], kind))
+    return next(kind for kind in ranked if _fits(kind, locations))
+
+
+def _joined(slices: list[Indices]) -> Indices:
+    """Slices one after another, each at the same place of a block as before."""
+    parts, following = [], 0
+    for part in slices:
+        moved = part + (following - int(part[0]) // BLOCK * BLOCK)
+        parts.append(moved)
+        following = (int(moved[-1]) // BLOCK + 1) * BLOCK
+    return np.concatenate(parts)
+
+
+def _candidates(locations: Indices) -> Iterator[int]:
+    """Types worth a try, but for Rice codes."""
+    gaps = np.diff(locations) - 1
+    wide = next((kind for kind, width in PLANES.items() if int(gaps.max()) < 1 << (8 * width)), None)
+    if wide is not None:
+        yield wide
+    if int((gaps // ESCAPE).sum()) < 3 * len(gaps):
+        yield ESCAPED
+    for kind in (RICE + best_low_bits(gaps)[0], _blocks(locations)[1]):
+        first = RICE if is_rice(kind) else BLOCKS
+        yield from range(max(first, kind - 1), min(first + MAX_LOW_BITS, kind + 1) + 1)
+
+
+def _size(locations: Indices, plan: Plan, engine: Engine, level: int) -> int:
+    return sum(
+        len(raw) if kind == Kind.PARAMETERS else smallest_size(raw, level)
+        for kind, raw in location_parts(locations, plan, engine)[1]
+        if len(raw)
+    )
 
 
 def _fits(location_type: int, locations: Indices) -> bool:
-    """Whether all gaps fit, not only those of the sample."""
-    return location_type == ESCAPED or int(np.diff(locations).max()) <= 1 << (8 * PLANES[location_type])
-
-
-def byte_bits(counts: NDArray[np.integer[Any]]) -> float:
-    """Bits that zstd makes of bytes of these ``counts`` [256]: by Huffman, or matches if one byte rules."""
-    num_bytes, most = int(counts.sum()), int(counts.max())
-    present = counts[counts > 0]
-    lengths = np.maximum(1.0, np.log2(num_bytes / present))
-    # frequencies of a sample look more uneven than they are (Miller and Madow)
-    huffman = float((present * lengths).sum()) + 0.72 * (len(present) - 1)
-    return min(huffman, 24.0 * (num_bytes - most) + num_bytes / 64)
+    """Whether all gaps suit the type, not only those of the sample."""
+    skipped = int(locations[-1]) - int(locations[0]) + 1 - len(locations)
+    if is_rice(location_type):
+        return location_type - RICE >= least_low_bits(skipped, len(locations) - 1)
+    if location_type == ESCAPED:
+        return skipped < 4 * ESCAPE * len(locations)
+    return location_type not in PLANES or int(np.diff(locations).max()) <= 1 << (8 * PLANES[location_type])

@@ -28,8 +28,7 @@ from dcr.codec.kinds import (
     is_rice,
     kind_name,
 )
-from dcr.codec.locations import decode_escaped, decode_gaps, decode_run, decode_strided
-from dcr.codec.plan import ESCAPE
+from dcr.codec.locations import ESCAPE, decode_escaped, decode_gaps, decode_run, decode_strided
 from dcr.codec.table import Row
 from dcr.errors import PayloadError
 from dcr.model import Bits, Encoding, bits_dtype
