@@ -65,7 +65,7 @@ def test_a_crash_of_one_thread_of_a_pipeline_kills_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
-    world = World(tmp_path, codec=CodecConfig(threads=2, chunk_mib=0, bucket_mib=0))
+    world = World(tmp_path, codec=CodecConfig(threads=2, chunk_mib=0, bucket_mib=0, dense_share=1.0))
     world.create()
     for step, nth in enumerate((1, 2, 4), start=1):
         deaths = len(world.deaths)
