@@ -8,7 +8,6 @@ from tests.unit.receiver_sites import Site, tau
 from dcr.codec import Item
 from dcr.model import Catalogue
 from dcr.receiver.agent import ReceiverAgent
-from dcr.receiver.examine import Examiner
 from dcr.receiver.instance import InstanceWriter
 from dcr.testing.deltas import delta_items
 from dcr.testing.toy_parallel import catalogue
@@ -28,10 +27,6 @@ class ParallelSite(Site):
     def catalogue(self) -> Catalogue:  # type: ignore[explicit-override]
         return catalogue()
 
-    @property
-    def examiner(self) -> Examiner:
-        return self.agent.examiner
-
     def start(self) -> ReceiverAgent:  # type: ignore[explicit-override]
         self.ranks = toy_ranks(self.num_ranks)
         return ReceiverAgent(
@@ -46,7 +41,7 @@ class ParallelSite(Site):
         )
 
     def items(self, version: int, *, overwrite: bool = False) -> list[Item]:  # type: ignore[explicit-override]
-        classes = None if overwrite else self.agent.classification
+        classes = None if overwrite else self.agent.report().classification
         return [
             item
             for item in delta_items(
@@ -80,8 +75,8 @@ class ParallelSite(Site):
 
     def full_pass(self, limit: int = 500) -> None:
         """Step until a pass has ended, or the instance is out."""
-        before = self.examiner.diagnose().audit.num_passes
+        before = self.agent.diagnose().audit.num_passes
         for _ in range(limit):
-            if not self.examiner.step() or self.examiner.diagnose().audit.num_passes > before:
+            if not self.agent.examine() or self.agent.diagnose().audit.num_passes > before:
                 return
         raise AssertionError(f"no pass in {limit} steps")

@@ -44,7 +44,7 @@ def test_one_flipped_bit_is_found_within_one_pass_named_and_repaired(
     assert site.served() is None
     assert site.agent.report().state is ReceiverState.EMPTY
     assert site.agent.lost.is_set()
-    finding = site.examiner.diagnose().audit.finding
+    finding = site.agent.diagnose().audit.finding
     assert finding is not None
     assert (finding.tensor, finding.version, finding.ranges) == (name, 0, ((index, index + 1),))
     assert f"rank {rank} at elements {index}..{index}" in finding.detail
@@ -60,7 +60,7 @@ def test_many_wrong_elements_stay_a_few_ranges(site: ParallelSite) -> None:
     for index in range(0, 72, 2):
         site.flip(0, "q.weight", index)
     site.full_pass()
-    finding = site.examiner.diagnose().audit.finding
+    finding = site.agent.diagnose().audit.finding
     assert finding is not None
     assert len(finding.ranges) <= 8
     inside = {i for start, stop in finding.ranges for i in range(start, stop)}
@@ -74,7 +74,7 @@ def test_a_tensor_is_out_even_if_the_archive_cannot_say_where(site: ParallelSite
         if "/payload/" in key:
             site.store.delete(key)
     site.full_pass()
-    finding = site.examiner.diagnose().audit.finding
+    finding = site.agent.diagnose().audit.finding
     assert finding is not None
     assert (finding.tensor, finding.ranges) == ("q.weight", ())
     assert site.served() is None
@@ -83,26 +83,26 @@ def test_a_tensor_is_out_even_if_the_archive_cannot_say_where(site: ParallelSite
 def test_a_pass_reads_everything_in_slices_of_bounded_size(site: ParallelSite) -> None:
     total = sum(spec.num_bytes for spec in site.catalogue.tensors)
     read = []
-    while site.examiner.diagnose().audit.num_passes < 1:
-        read.append(site.examiner.step())
-    assert sum(read) == total == site.examiner.diagnose().audit.num_bytes
+    while site.agent.diagnose().audit.num_passes < 1:
+        read.append(site.agent.examine())
+    assert sum(read) == total == site.agent.diagnose().audit.num_bytes
     assert max(read) <= 64
-    assert site.examiner.diagnose().audit.seconds > 0
+    assert site.agent.diagnose().audit.seconds > 0
 
 
 def test_nothing_is_read_unless_clean(site: ParallelSite) -> None:
     opened(site, 1, 2)
     before = len(site.ranks[0].log)
-    assert site.examiner.step() == 0
+    assert site.agent.examine() == 0
     assert "scan" not in site.ranks[0].log[before:]
 
 
 def test_a_tensor_begun_under_another_version_is_dropped_and_then_read_at_once(site: ParallelSite) -> None:
-    site.examiner.step()  # the first slice of the first tensor
+    site.agent.examine()  # the first slice of the first tensor
     site.refit(1, 2)
-    assert site.examiner.step() == 10 * 12 * 2
+    assert site.agent.examine() == 10 * 12 * 2
     site.full_pass()
-    assert site.examiner.diagnose().audit.num_dropped == 1
+    assert site.agent.diagnose().audit.num_dropped == 1
     assert site.served() == 1
 
 
@@ -151,7 +151,7 @@ def test_refits_kills_and_rebuilds_give_no_false_alarm(steps: list[str], slice_b
     for number, step in enumerate(steps, start=2):
         version = len(site.records)
         if step == "scan":
-            event(f"scanned {site.examiner.step() > 0}")
+            event(f"scanned {site.agent.examine() > 0}")
         elif step == "refit" and version < len(site.versions) and site.served() is not None:
             site.refit(version, number)
         elif step == "tear" and version < len(site.versions) and site.served() is not None:
@@ -169,7 +169,7 @@ def test_refits_kills_and_rebuilds_give_no_false_alarm(steps: list[str], slice_b
             site.agent.settle(site.records[-1])
         elif step == "rebuild":
             site.ranks[number % 2].rebuild()
-    assert site.examiner.diagnose().audit.finding is None
+    assert site.agent.diagnose().audit.finding is None
     assert not site.agent.lost.is_set()
 
 

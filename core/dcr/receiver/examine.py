@@ -2,45 +2,44 @@
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from dcr import observe
 from dcr.errors import IntegrityError, RefitError
-from dcr.model import AuditFinding, Catalogue, CommitRecord, ReceiverDiagnosis, ReceiverState
+from dcr.model import AuditFinding, CommitRecord, ReceiverDiagnosis, ReceiverReport
+from dcr.receiver.holding import Holding
+from dcr.receiver.proof import Prover
 from dcr.receiver.scan import MIB, Scan
 from dcr.receiver.writer import PADDING, Slice, Writer
-from dcr.transport.base import Archive
-from dcr.transport.replay import replay_tensors
-
-if TYPE_CHECKING:
-    from dcr.receiver.agent import ReceiverAgent
 
 _log = logging.getLogger(__name__)
 _SHOWN = 4
 
 
 class Examiner:
-    """Reads ``agent``'s resident storage through ``writer`` while it is clean; one thread calls ``step``.
+    """Reads resident storage through ``writer`` while it is clean; one thread calls ``step``.
 
     A mismatch that is seen again when the tensor is read once more shuts the gate and makes the
-    instance EMPTY. Only then is the place looked for, which needs the archive.
+    instance EMPTY. Only then is the place looked for, which needs the archive. ``report`` is asked
+    under the lock.
     """
 
     def __init__(
         self,
-        agent: "ReceiverAgent",
+        name: str,
+        held: Holding,
+        report: Callable[[], ReceiverReport],
         writer: Writer,
-        archive: Archive,
-        catalogue: Catalogue,
+        prover: Prover,
         *,
         slice_bytes: int = 16 * MIB,
     ) -> None:
-        self._agent = agent
+        self._name = name
+        self._held = held
+        self._report = report
         self._writer = writer
-        self._archive = archive
-        self._catalogue = catalogue
-        self._specs = catalogue.by_name()
-        self._scan = Scan(writer, catalogue, slice_bytes=slice_bytes)
+        self._prover = prover
+        self._scan = Scan(writer, prover.specs, slice_bytes=slice_bytes)
 
     def step(self) -> int:
         """Read one slice, if the instance is clean; canonical bytes that were read.
@@ -49,23 +48,24 @@ class Examiner:
             RefitError: storage or archive could not be read; nothing is known, try again later.
         """
         started = time.perf_counter()
-        with self._agent.holding_clean() as record:
+        with self._held.clean() as record:
             if record is None:
                 return 0
             with observe.span("receiver.scan", version=record.version):
-                table = self._agent.committed(record)
-                num_bytes, wrong = self._scan.step(record, table, self._agent.classification)
+                table = self._prover.committed(record)
+                num_bytes, wrong = self._scan.step(record, table, self._held.classification)
             words = self._seen_again(wrong, record) if wrong else ""
-            token = self._agent.condemn(words) if words else -1
+            token = self._held.condemn(words) if words else -1
         if words:
             self._scan.found(self._locate(wrong, words, record, token))
-            _log.error("%s: %s", self._agent.name, self._scan.progress.finding)
+            _log.error("%s: %s", self._name, self._scan.progress.finding)
         self._scan.count_seconds(time.perf_counter() - started)
         return num_bytes
 
     def diagnose(self) -> ReceiverDiagnosis:
         """State, choices and audit, for ``dcr doctor``; a storage that was rebuilt is only told."""
-        with self._agent.holding() as report:
+        with self._held.lock:
+            report = self._report()
             return ReceiverDiagnosis(
                 receiver=report.receiver,
                 incarnation=report.incarnation,
@@ -78,14 +78,14 @@ class Examiner:
 
     def _seen_again(self, name: str, record: CommitRecord) -> str:
         """What is wrong with the whole of it, read once more; empty if nothing is."""
-        whole = PADDING if name == PADDING.name else Slice(name, 0, self._specs[name].num_elements)
+        whole = PADDING if name == PADDING.name else Slice(name, 0, self._prover.specs[name].num_elements)
         try:
             (digest,) = self._writer.scan([whole])
         except IntegrityError as err:
             return str(err)
-        if whole != PADDING and digest != self._agent.committed(record)[name]:
+        if whole != PADDING and digest != self._prover.committed(record)[name]:
             return f"{name}: resident bits are not those of version {record.version}"
-        _log.warning("%s: %s was read wrong once and right again: check the memory", self._agent.name, name)
+        _log.warning("%s: %s was read wrong once and right again: check the memory", self._name, name)
         return ""
 
     def _locate(self, name: str, words: str, record: CommitRecord, token: int) -> AuditFinding:
@@ -94,13 +94,12 @@ class Examiner:
         if name == PADDING.name:
             return AuditFinding(name, record.version, record.attempt, (), words)
         try:
-            primary = self._specs[name].name
-            truth = replay_tensors(self._archive, record, self._catalogue, [primary])[primary]
-            with self._agent.holding() as report:
-                if report.state is ReceiverState.EMPTY and self._agent.num_standings == token:
+            truth = self._prover.bits(record, self._prover.specs[name].name)
+            with self._held.lock:
+                if self._held.num_standings == token:
                     found = self._writer.locate(name, truth)
         except RefitError as err:
-            _log.warning("%s: cannot tell which elements of %s are wrong: %s", self._agent.name, name, err)
+            _log.warning("%s: cannot tell which elements of %s are wrong: %s", self._name, name, err)
         ranges = sorted({piece for pieces in found.values() for piece in pieces})
         return AuditFinding(name, record.version, record.attempt, tuple(ranges), f"{words}{_where(found)}")
 

@@ -7,6 +7,7 @@ from dcr.errors import AttemptFailed, IntegrityError
 from dcr.model import (
     AuditDigest,
     AuditTable,
+    Bits,
     Catalogue,
     Classification,
     CommitRecord,
@@ -17,7 +18,7 @@ from dcr.receiver import rules
 from dcr.receiver.failures import as_refit_error
 from dcr.receiver.writer import Cancelled, Writer
 from dcr.transport.base import Archive
-from dcr.transport.replay import replay
+from dcr.transport.replay import replay, replay_tensors
 
 
 class Prover:
@@ -27,6 +28,7 @@ class Prover:
     """
 
     def __init__(self, writer: Writer, archive: Archive, catalogue: Catalogue, check: str) -> None:
+        self.specs = catalogue.by_name()
         self._writer = writer
         self._archive = archive
         self._catalogue = catalogue
@@ -39,6 +41,10 @@ class Prover:
             data = self._archive.get_object("audit", record.audit)
             self._table = (record.audit, from_json(dict[str, AuditDigest], data))
         return self._table[1]
+
+    def bits(self, record: CommitRecord, name: str) -> Bits:
+        """Canonical bits [num_elements] of ``record``'s tensor with that primary name, from the archive."""
+        return replay_tensors(self._archive, record, self._catalogue, [name])[name]
 
     def load(self, record: CommitRecord, cancelled: Cancelled) -> Classification:
         """Restore ``record``'s version from the archive and prove it; the classes that hold from now on.

@@ -4,6 +4,7 @@
 clean, so nothing is written between reading and judging.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dcr.audit import EMPTY, combine
@@ -13,10 +14,10 @@ from dcr.model import (
     AuditFinding,
     AuditProgress,
     AuditTable,
-    Catalogue,
     Classification,
     CommitRecord,
     PathClass,
+    TensorSpec,
     width_bytes,
 )
 from dcr.receiver.writer import PADDING, Slice, Writer
@@ -42,10 +43,12 @@ class Scan:
     transitions would keep it from ever being proven.
     """
 
-    def __init__(self, writer: Writer, catalogue: Catalogue, *, slice_bytes: int = 16 * MIB) -> None:
+    def __init__(
+        self, writer: Writer, specs: Mapping[str, TensorSpec], *, slice_bytes: int = 16 * MIB
+    ) -> None:
         self.progress = AuditProgress()
         self._writer = writer
-        self._specs = {name: spec for name, spec in catalogue.by_name().items() if spec.num_elements}
+        self._specs = {name: spec for name, spec in specs.items() if spec.num_elements}
         self._slice_bytes = slice_bytes
         self._classes: Classification = {}
         self._queue: list[str] = []
