@@ -18,10 +18,10 @@ from dcr.receiver.rank import RankPort
 from dcr.refit import compose_instance
 from dcr.refit.pump import PumpedReceiver
 from dcr_recipes.models.build import served_config
-from dcr_recipes.processes.border import Context
+from dcr_recipes.processes.border import Context, die_with_parent
 from dcr_recipes.processes.host import Host
 from dcr_recipes.processes.serving import site
-from dcr_recipes.runtime.arguments import engine_arguments
+from dcr_recipes.runtime.arguments import CONTEXT, EXTENSION, engine_arguments
 from dcr_recipes.runtime.worker import RuntimeWorker
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def build(context: Context) -> Host:
     Raises:
         ConfigError: vLLM is not installed here, or refuses the model or an argument.
     """
+    os.register_at_fork(after_in_child=_die_with_parent)
     with observe.stage("process.build"):
         engine = _started(_arguments(context))
     from dcr_adapters.vllm.control import AsyncEngineControl
@@ -95,7 +96,7 @@ def _ranks(context: Context, workers: "Workers", catalogue: Catalogue) -> list[R
 
 def _arguments(context: Context) -> dict[str, Any]:
     try:
-        from dcr_recipes.runtime.vllm_worker import CONTEXT, EXTENSION
+        import vllm  # noqa: F401 -- only whether it is there
     except ImportError as err:
         raise ConfigError(
             f"runtime=vllm: vLLM cannot be imported here ({err}); install it with: make setup-vllm"
@@ -138,6 +139,11 @@ def _made(make: Callable[[], Any]) -> Any:
         return make()
     except (ValueError, TypeError, AssertionError) as err:
         raise ConfigError(f"runtime=vllm: vLLM refuses this configuration: {err}") from err
+
+
+def _die_with_parent() -> None:
+    """In each process that vLLM forks here: nothing of an engine outlives its front, however that ends."""
+    die_with_parent(os.getppid())
 
 
 def _end_with(engine: Any) -> None:

@@ -8,6 +8,11 @@ from dcr_recipes.config import RecipeConfig, RuntimeConfig
 BLOCK_TOKENS = 32
 """Tokens of one prefix cache block: the least that vLLM's CPU attention takes; the default would be 128."""
 
+EXTENSION = "dcr_recipes.runtime.vllm_worker.RunWorkerExtension"
+"""For ``worker_extension_cls``."""
+CONTEXT = "dcr_run"
+"""Key of the engine's ``additional_config``: run folder, process name and incarnation."""
+
 OWNED: Mapping[str, str] = {
     "model": "set model",
     "seed": "set seed",
@@ -57,14 +62,15 @@ def environment(runtime: RuntimeConfig, *, serves: bool = True) -> dict[str, str
     """Variables that vLLM's processes need before they start; one that ``serves`` has children.
 
     Without binding, threads of several instances share the cores; vLLM would give each instance the same
-    ones. ``torch.compile`` costs a compilation at the first request of every start and saves nothing
-    where the model itself runs eagerly.
+    ones. Workers are forked: so vLLM is imported once an engine, not three times. ``torch.compile`` costs
+    a compilation at the first request of every start and saves nothing where the model runs eagerly.
     """
     found = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "DCR_VLLM_KEEP_UNPACKED": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if serves else "0",
     }
     if runtime.arguments.get("enforce_eager", True):

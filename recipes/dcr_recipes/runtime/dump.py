@@ -52,6 +52,11 @@ def join_dumps(path: Path, parts: Mapping[str, Path]) -> int:
     return _write(path, heads, (each.data.data for each in raw.values()))
 
 
+def rank_file(path: Path, rank: int) -> Path:
+    """Where ``rank`` writes its part of the dump at ``path``."""
+    return path.with_name(f"{path.name}.rank-{rank}")
+
+
 class _Head(NamedTuple):
     dtype: str
     shape: list[int]

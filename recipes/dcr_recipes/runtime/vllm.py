@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from dcr.errors import ConfigError, Unreachable
 from dcr_adapters.vllm.ranks import RemoteRank, Workers
-from dcr_recipes.runtime.dump import join_dumps
+from dcr_recipes.runtime.dump import join_dumps, rank_file
 from dcr_recipes.runtime.files import dense_tensors
 from dcr_recipes.runtime.ports import CacheCounts, Group, Probed
-from dcr_recipes.runtime.vllm_worker import rank_file
 
 T = TypeVar("T")
 
@@ -107,12 +106,15 @@ class VllmEngine:
         return asked
 
     def _ask(self, prompt: list[int], params: Sequence[Any]) -> list[_Asked]:
+        from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
             return self._thread.wait(self._batch(prompt, params))
-        except ValueError as err:
-            raise ConfigError(f"vLLM refuses a prompt of {len(prompt)} tokens: {err}") from err
+        except (ValueError, VLLMClientError) as err:
+            raise ConfigError(
+                f"vLLM refuses a prompt of {len(prompt)} tokens (runtime.context_tokens bounds it): {err}"
+            ) from err
         except (EngineDeadError, EngineGenerateError) as err:
             raise Unreachable(f"the engine died: {err}") from err
 

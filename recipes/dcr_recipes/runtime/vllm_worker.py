@@ -1,9 +1,8 @@
-"""What a run adds to each vLLM worker process: raw dumps, injected faults, and an end with its parent.
+"""What a run adds to each vLLM worker process: raw dumps and injected faults.
 
 Named by ``worker_extension_cls``; vLLM imports it in each worker before the model is loaded.
 """
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,8 @@ from dcr.model import from_json
 from dcr_adapters.vllm.loader import VllmLoader
 from dcr_adapters.vllm.messages import Apply, Calls
 from dcr_adapters.vllm.worker import DcrWorkerExtension
-from dcr_recipes.processes.border import die_with_parent
-from dcr_recipes.runtime.dump import sampled, write_dump
-
-EXTENSION = f"{__name__}.RunWorkerExtension"
-CONTEXT = "dcr_run"
-"""Key of the engine's ``additional_config``: run folder, process name and incarnation."""
-
-die_with_parent(os.getppid())  # nothing outlives a killed front
+from dcr_recipes.runtime.arguments import CONTEXT
+from dcr_recipes.runtime.dump import rank_file, sampled, write_dump
 
 
 class RunWorkerExtension(DcrWorkerExtension):
@@ -44,11 +37,6 @@ class RunWorkerExtension(DcrWorkerExtension):
         worker: Any = self
         resident = VllmLoader(worker.model_runner.get_model()).resident()
         return write_dump(rank_file(Path(path), worker.rank), sampled(resident, share, sample))
-
-
-def rank_file(path: Path, rank: int) -> Path:
-    """Where ``rank`` writes its part of the dump at ``path``."""
-    return path.with_name(f"{path.name}.rank-{rank}")
 
 
 def _listen(worker: Any, stack: ExitStack) -> None:

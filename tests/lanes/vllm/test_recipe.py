@@ -1,4 +1,4 @@
-"""``dcr grpo runtime=vllm``: delta and dense refits of one seed are the same run; killed workers change nothing."""
+"""``dcr grpo runtime=vllm``: one seed gives one run, whether refits are deltas or dense or workers die."""
 
 import json
 import subprocess
