@@ -4,6 +4,7 @@ from math import log2
 
 import numpy as np
 import pytest
+from tests.property.location_items import every_kind, every_layout, item, spread
 
 from dcr.codec import Item, encode_payload
 from dcr.codec.inspect import inspect_payload, location_bound_bits, total, value_bound_bits
@@ -41,12 +42,46 @@ def test_counts_kinds_and_raw_bytes() -> None:
     assert (found.head.identity.owner, found.head.identity.parent) == (1, 2)
 
 
-def test_every_byte_of_the_payload_is_attributed() -> None:
-    data = _payload()
+def _planes() -> bytes:
+    rows = [*every_kind().values(), *every_layout(), item("none", [])]
+    return encode_payload(rows, attempt=AttemptId(7, 3), owner=1, sequence=2, codec=CodecConfig("planes"))
+
+
+def test_raw_bytes_of_every_location_type_and_layout_are_exact() -> None:
+    found = {row.name: row for row in inspect_payload(_planes()).items}
+    # 5000 gaps of 1 or more bytes; 100 entries in a run and as 20 blocks with two numbers
+    assert [found[name].locations.raw_bytes for name in ("run", "stride", "planes16", "planes32")] == [
+        0, 16, 10_000, 20_000,
+    ]  # fmt: skip
+    # 201 unary numbers and 201 * k bits; blocks: a number of 8 bytes, 10 masks, and the bits of 10 numbers
+    low_bits = int(found["rice"].location_kind.removeprefix("rice"))
+    assert found["rice"].locations.raw_bytes > 201 / 8 + 201 * low_bits / 8
+    assert 8 + 80 + 10 / 8 < found["blocks"].locations.raw_bytes < 8 + 80 + 20
+    # half a byte a value, and two more for each eleventh, which is large
+    assert found["rice"].values.raw_bytes == 101 + 2 * 19
+    assert found["float32 xor"].values.raw_bytes == 4 * 33
+    assert found["words"].values.raw_bytes == 2 * 4096
+    assert found["none"].values.raw_bytes == found["none"].locations.raw_bytes == 0
+
+
+def test_bytes_that_are_stored_as_they_are_are_attributed_exactly() -> None:
+    """The low bits of even changes cannot be compressed; what else they have is known."""
+    rows = [
+        item(name, spread(20_000, 0.001, seed), values=np.ones(20_000, "<u2"))
+        for seed, name in enumerate("ab")
+    ]
+    data = encode_payload(rows, attempt=AttemptId(7, 3), owner=1, sequence=2, codec=CodecConfig("planes"))
+    for row in inspect_payload(data).items:
+        assert row.locations.stored_bytes == pytest.approx(row.locations.raw_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("make", ["_payload", "_planes"])
+def test_every_byte_of_the_payload_is_attributed(make: str) -> None:
+    data: bytes = globals()[make]()
     found = inspect_payload(data)
     parts = [coding for item in found.items for coding in (item.locations, item.values)]
     assert found.num_bytes == len(data)
-    assert found.frame_bytes == 128 + 3 * 24
+    assert found.frame_bytes == 128 + 24 * found.head.num_sections
     assert total([found.table, *parts]).stored_bytes + found.frame_bytes == pytest.approx(len(data))
 
 

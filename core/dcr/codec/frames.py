@@ -67,19 +67,20 @@ def smallest_size(raw: Raw, level: int) -> int:
     return min(sizes)
 
 
-def sample(raw: Raw) -> Raw:
-    """Slices spread over ``raw``, a sixteenth of it or more; all of it if that is little.
+def sample(raw: Raw, least: int = TRY_WHOLE_BYTES, most: int = 1 << 22) -> Raw:
+    """Slices spread over ``raw``, a sixteenth of it but ``least`` to ``most`` bytes; all of what is shorter.
 
-    They begin at multiples of 8 bytes, so that elements of any width stay whole.
+    Slices end at multiples of 8 from the start, so that they hold whole values.
     """
     num_bytes = len(raw)
-    if num_bytes <= TRY_WHOLE_BYTES:
+    if num_bytes <= least:
         return raw
-    count = max(1, num_bytes // (_SAMPLED_SHARE * _SLICE_BYTES))
-    step = (num_bytes - _SLICE_BYTES) // max(1, count - 1) // 8 * 8 if count > 1 else 0
-    first = (num_bytes - _SLICE_BYTES) // 2 // 8 * 8 if count == 1 else 0
+    size = min(max(num_bytes // _SAMPLED_SHARE, least), most)
+    count = -(-size // _SLICE_BYTES)
+    part = size // count // 8 * 8
+    step = (num_bytes - part) // max(1, count - 1) // 8 * 8
     view = memoryview(raw)
-    return b"".join(view[first + index * step :][:_SLICE_BYTES] for index in range(count))
+    return b"".join(view[index * step :][:part] for index in range(count))
 
 
 def stored(raw: Raw) -> bytes:

@@ -20,6 +20,8 @@ from dcr.model import Bits, Encoding
 
 WHOLE_BYTES = 1 << 12
 """Values of one run from this size on are tried by themselves."""
+_WHOLE_SAMPLE = (1 << 15, 1 << 20)
+"""Fewest and most bytes of a long run that are tried."""
 _SAMPLED = 1 << 16
 _WORTH = 0.99
 """Words or pairs must take this share of what planes take."""
@@ -53,7 +55,8 @@ def _shared(items: Sequence[Item], engine: Engine, level: int) -> Layout:
 
 
 def _alone(item: Item, engine: Engine, level: int) -> Layout:
-    words = np.frombuffer(sample(np.ascontiguousarray(item.values).view(np.uint8).data), item.values.dtype)
+    raw = np.ascontiguousarray(item.values).view(np.uint8).data
+    words = np.frombuffer(sample(raw, *_WHOLE_SAMPLE), item.values.dtype)
     return _smallest(words, engine, level, words=True, pairs=item.encoding is Encoding.DELTA16)
 
 

@@ -31,7 +31,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="show what a payload, manifest, record, audit table or catalogue holds",
         description="Show what files of a run's store hold. Payloads: per tensor the number of changed"
         " values, how they are coded, bits per change, and the entropy bound. Sections are compressed as a"
-        " whole; a tensor's part of them is in proportion to its bytes before compression.",
+        " whole; a tensor's part of them is what its bytes cost under the byte frequencies of the section.",
         epilog="example: dcr inspect runs/latest/store/*/payload/3-3/*/*",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="file of RUN/store")
