@@ -38,8 +38,8 @@ class Compiled:
         used = kernel("rice")(numbers, base, low_bits, unary, low)
         return unary[: -(-used // 8)].data, low.view(np.uint8)[: -(-count * low_bits // 8)].data
 
-    def reader(self, unary: bytes, low: bytes) -> RiceReader:
-        """Read what ``rice`` wrote, joined."""
+    def reader(self, unary: bytes, low: bytes, most: int) -> RiceReader:
+        """Read what ``rice`` wrote, joined, number by number."""
         return _CompiledReader(unary, low)
 
     def mask(self, locations: Indices, base: int) -> tuple[Indices, Words]:

@@ -49,8 +49,8 @@ class Engine(Protocol):
     def rice(self, numbers: Indices, base: int, low_bits: int) -> tuple[Raw, Raw]:
         """Unary and low bits of the gaps of ``numbers`` [C], strictly increasing from ``base`` or more."""
 
-    def reader(self, unary: bytes, low: bytes) -> RiceReader:
-        """Read what ``rice`` wrote, joined."""
+    def reader(self, unary: bytes, low: bytes, most: int) -> RiceReader:
+        """Read what ``rice`` wrote, joined: ``most`` numbers or fewer."""
 
     def mask(self, locations: Indices, base: int) -> tuple[Indices, Words]:
         """Numbers of the blocks that hold any of ``locations`` [E], from ``base`` on, and their masks."""

@@ -100,7 +100,7 @@ def inspect_payload(data: bytes | memoryview, *, limits: Limits | None = None) -
 
 def _parts(rows: Sequence[Row], sections: Mapping[int, bytes], num_entries: int) -> dict[int, list[int]]:
     """Bytes of every section that each row takes."""
-    unpacker = Unpacker(sections, engine_of("auto", num_entries))
+    unpacker = Unpacker(sections, engine_of("auto", num_entries), num_entries)
     parts: dict[int, list[int]] = {kind: [] for kind in sections}
     before: Mapping[int, int] = {}
     for row in rows:

@@ -75,7 +75,7 @@ def read_items(rows: Sequence[Row], sections: Sections, engine: Engine) -> tuple
     Raises:
         PayloadError: locations outside a tensor or twice, sections that are not used up exactly.
     """
-    unpacker = Unpacker(sections, engine)
+    unpacker = Unpacker(sections, engine, sum(row.entries for row in rows))
     items = tuple(unpacker.item(row) for row in rows)
     unpacker.finish()
     check_claims(items)
@@ -85,11 +85,12 @@ def read_items(rows: Sequence[Row], sections: Sections, engine: Engine) -> tuple
 class Unpacker:
     """Takes items from the front of each section, in the order of the rows."""
 
-    def __init__(self, sections: Sections, engine: Engine) -> None:
+    def __init__(self, sections: Sections, engine: Engine, num_entries: int) -> None:
         self._engine = engine
         self._sections = {kind: np.frombuffer(raw, np.uint8) for kind, raw in sections.items()}
         self._used: dict[int, int] = defaultdict(int)
-        self._rice = engine.reader(sections.get(Kind.UNARY, b""), sections.get(Kind.LOW_BITS, b""))
+        unary, low = (sections.get(kind, b"") for kind in (Kind.UNARY, Kind.LOW_BITS))
+        self._rice = engine.reader(unary, low, num_entries)
 
     def used(self) -> dict[int, int]:
         """Bytes taken from each section so far."""

@@ -31,9 +31,9 @@ class Vectorized:
         ]
         return np.packbits(bits, bitorder="little").data, np.concatenate(low).data
 
-    def reader(self, unary: bytes, low: bytes) -> RiceReader:
+    def reader(self, unary: bytes, low: bytes, most: int) -> RiceReader:
         """Read what ``rice`` wrote, joined."""
-        return _VectorReader(unary, low)
+        return _VectorReader(unary, low, most)
 
     def mask(self, locations: Indices, base: int) -> tuple[Indices, Words]:
         """Blocks [B] and masks [B] of ``locations`` [E > 0]."""
@@ -90,7 +90,8 @@ class Vectorized:
 class _VectorReader:
     """Finds the end of every unary number once, then hands them out."""
 
-    def __init__(self, unary: bytes, low: bytes) -> None:
+    def __init__(self, unary: bytes, low: bytes, most: int) -> None:
+        self._most = most
         self._unary, self._low = np.frombuffer(unary, np.uint8), np.frombuffer(low, np.uint8)
         self._taken = self._unary_at = self._low_at = 0
 
@@ -101,7 +102,10 @@ class _VectorReader:
 
     @cached_property
     def _ends(self) -> Indices:
-        return np.flatnonzero(np.unpackbits(self._unary, bitorder="little"))
+        bits = np.unpackbits(self._unary, bitorder="little")
+        if np.count_nonzero(bits) > self._most:  # before 8 bytes are spent on each
+            raise PayloadError(f"coded gaps are more than the {self._most} entries")
+        return np.flatnonzero(bits)
 
     def take(self, count: int, low_bits: int, limit: int) -> Indices:
         """The next numbers; no intermediate value leaves the range of uint64."""
