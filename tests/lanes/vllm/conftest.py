@@ -15,7 +15,6 @@ os.environ.update(
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["*"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Warnings of vLLM and its dependencies are not this project's to fix."""
-    for item in items:
-        item.add_marker(pytest.mark.filterwarnings("default"))
+    config.addinivalue_line("filterwarnings", "default")

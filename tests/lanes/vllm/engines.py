@@ -100,20 +100,18 @@ def served(model: Path, tp: int = 1, **options: Any) -> Iterator[Served]:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(30)
+        loop.close()
 
 
 @contextmanager
 def _bound(tp: int) -> Iterator[None]:
-    """More than one worker on the CPU needs to be told the cores of each."""
-    names = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(str(r % 2) for r in range(tp))} if tp > 1 else {}
-    names["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # vLLM is imported once
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
+    """More than one worker on the CPU needs to be told the cores of each; one core each, to compare tokens."""
+    name, value = "VLLM_CPU_OMP_THREADS_BIND", "|".join(str(rank % 2) for rank in range(tp))
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

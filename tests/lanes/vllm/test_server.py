@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import vllm  # noqa: F401 -- imported once, before processes are forked
 
 from dcr.errors import ConfigError
 from dcr_adapters.vllm.gate import VllmGate
@@ -22,6 +23,7 @@ from dcr_adapters.vllm.plugin import EXTENSION
 from dcr_adapters.vllm.ranks import Workers
 from tests.lanes.vllm import checkpoints
 from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS
+from tests.lanes.vllm.offline import in_fork, offline, say
 from tests.lanes.vllm.run import Run
 
 _START_S = 400
@@ -39,7 +41,7 @@ def server(model: Path, log: Path) -> Iterator[str]:
         *("--kv-cache-memory-bytes", str(32 << 20), "--host", "127.0.0.1", "--port", str(port)),
         *("--worker-extension-cls", EXTENSION, "--enable-scale-out"),
     ]
-    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -105,8 +107,7 @@ def test_refits_of_a_running_server(tmp_path: Path) -> None:
     assert all(answer["weight_versions"][0]["version"] == "2" for answer in after)
     tokens = [answer["token_ids"] for answer in after]
     assert tokens[1:] != before
-    with server(new, tmp_path / "log-fresh") as url:
-        fresh = [ask(url, prompt)["token_ids"] for prompt in PROMPTS]
+    fresh = in_fork(lambda: say(offline(new)))
     assert tokens[1:] == fresh
     assert tokens[0] == fresh[2]
 

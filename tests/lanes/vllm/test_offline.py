@@ -1,0 +1,40 @@
+"""Refits of an offline ``LLM``, between two calls of ``generate`` (DESIGN R19)."""
+
+from pathlib import Path
+from typing import Any
+
+import vllm  # noqa: F401 -- imported once, before processes are forked
+
+from dcr_adapters.vllm.control import OfflineControl
+from dcr_adapters.vllm.gate import OfflineGate
+from dcr_adapters.vllm.ranks import Workers
+from tests.lanes.vllm import checkpoints
+from tests.lanes.vllm.offline import in_fork, offline, say
+from tests.lanes.vllm.run import Run
+
+
+def test_refits_between_two_batches(tmp_path: Path) -> None:
+    paths = [checkpoints.make(tmp_path, "qwen3moe")]
+    for number in range(3):
+        paths.append(checkpoints.changed(paths[-1], tmp_path / f"v{number + 1}", rate=0.2, seed=number))
+    run = Run(tmp_path, checkpoints.catalogue(paths[0]), checkpoints.version(paths[0]))
+
+    def body() -> Any:
+        llm = offline(paths[0])
+        control = OfflineControl(llm)
+        gate = OfflineGate(control)
+        receiver = run.receiver("offline", Workers(control, folder=tmp_path), gate)
+        run.admit(receiver)
+        said = []
+        for path in [None, *paths[1:]]:
+            if path is not None:
+                run.refit(receiver, checkpoints.version(path), receiver.report().classification)
+            with gate.generating() as version:
+                said.append([version, llm.llm_engine.get_weight_version(), say(llm)])
+        return said
+
+    said = in_fork(body)
+    assert [entry[:2] for entry in said] == [[v, str(v)] for v in range(4)]
+    for path, (_, _, tokens) in zip(paths, said, strict=True):
+        assert tokens == in_fork(lambda path=path: say(offline(path)))
+    assert said[0][2] != said[-1][2]
