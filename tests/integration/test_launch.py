@@ -16,6 +16,7 @@ from dcr_recipes.compose import compose, load
 from dcr_recipes.errors import RunFailed
 from dcr_recipes.launch.driver import drive, program, run, specs
 from dcr_recipes.launch.folder import choose, claim
+from dcr_recipes.launch.memory import peak_rss_bytes
 from dcr_recipes.launch.progress import Progress
 from dcr_recipes.launch.supervisor import Spec, Supervisor
 from dcr_recipes.layout import RunFolder
@@ -128,6 +129,39 @@ def test_stop_ends_also_what_ignores_the_polite_request(tmp_path: Path) -> None:
     assert _gone(pid)
     assert supervisor.pids() == {}
     supervisor.stop()
+
+
+PARENT_OF_ONE = PRELUDE + (
+    "import subprocess\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "(here / f'child.{start}.tmp').write_text(str(child.pid))\n"
+    "(here / f'child.{start}.tmp').rename(here / f'child.{start}')\n"
+    "time.sleep(600)"
+)
+
+
+def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
+    with _supervised([_spec("runtime-0", PARENT_OF_ONE, tmp_path)], tmp_path, 1) as supervisor:
+        _until(lambda: (tmp_path / "child.1").exists())
+        first = int((tmp_path / "child.1").read_text())
+        supervisor.poll()
+        assert supervisor.peak_rss()["runtime-0"] > peak_rss_bytes(first) > 0
+        os.kill(supervisor.pids()["runtime-0"], signal.SIGKILL)
+        _until(lambda: (tmp_path / "child.2").exists(), step=supervisor.poll)
+        _until(lambda: _gone(first))
+        second = int((tmp_path / "child.2").read_text())
+        assert not _gone(second)
+    _until(lambda: _gone(second))
+
+
+def test_a_process_is_quoted_with_its_own_last_error(tmp_path: Path) -> None:
+    said = "print('error: old'); print('error: the prompt is too long'); print('a library says goodbye')"
+    code = PRELUDE + f"{said}; sys.stdout.flush(); sys.exit({EXIT_FATAL})"
+    with (
+        _supervised([_spec("runtime-0", code, tmp_path)], tmp_path, 5) as supervisor,
+        pytest.raises(RunFailed, match=r"^runtime-0: the prompt is too long$"),
+    ):
+        _until(lambda: False, step=supervisor.poll)
 
 
 DRIVER = """

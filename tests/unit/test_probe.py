@@ -29,6 +29,7 @@ class Instance:
     logprob: float = -1.0
     away: int = 0
     stale: bool = False
+    hit: bool = False
     asked: list[bool] = field(default_factory=list)
 
     def probe(self, *, prompt: list[int], max_new_tokens: int, fresh: bool) -> _Answer:
@@ -38,7 +39,7 @@ class Instance:
             raise Unreachable("restarting")
         if fresh and self.stale:
             raise IntegrityError("runtime-0 answers its probe at version 5 from a stale prompt cache")
-        return _Answer(self.version, list(range(max_new_tokens)), [self.logprob] * max_new_tokens)
+        return _Answer(self.version, list(range(max_new_tokens)), [self.logprob] * max_new_tokens, self.hit)
 
     def status(self) -> _Status:
         return _Status()
@@ -67,6 +68,13 @@ def test_answers_that_differ_in_one_logprob_are_an_error() -> None:
     for check in (prober.before, prober.after):
         with pytest.raises(IntegrityError, match="runtime-0 and runtime-2 answer one prompt differently"):
             check(5)
+
+
+def test_answers_from_a_cache_are_compared_among_themselves() -> None:
+    cached = (Instance(hit=True, logprob=-2.0), Instance(hit=True, logprob=-2.0))
+    _prober(Instance(), *cached).before(5)
+    with pytest.raises(IntegrityError, match="runtime-1 and runtime-3"):
+        _prober(Instance(), *cached, Instance(hit=True)).before(5)
 
 
 def test_a_stale_answer_is_an_error() -> None:

@@ -24,7 +24,7 @@ from dcr.transport.peers import Peers
 from dcr.transport.rpc import serve
 from dcr_recipes.grpo.policy import build_tiny
 from dcr_recipes.grpo.settings import ModelSizes
-from dcr_recipes.runtime.dump import read_dump, write_dump
+from dcr_recipes.runtime.dump import join_dumps, read_dump, write_dump
 from dcr_recipes.runtime.hf import HfEngine, LoaderStorage
 from dcr_recipes.runtime.remote import RemoteRuntime
 from dcr_recipes.runtime.worker import RuntimeWorker
@@ -175,6 +175,25 @@ def test_any_tensor_survives_the_dump(tensor: torch.Tensor, tmp_path: Path) -> N
     assert raw.shape == tuple(tensor.shape)
     assert raw.dtype == str(tensor.dtype).removeprefix("torch.")
     assert raw.data.tobytes() == tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_dumps_of_several_ranks_are_joined_under_their_names(tmp_path: Path) -> None:
+    parts = {
+        "rank-0": {"w": torch.arange(6.0).view(2, 3), "e": torch.empty(0)},
+        "rank-1": {"w": torch.ones(2)},
+    }
+    for key, tensors in parts.items():
+        write_dump(tmp_path / key, tensors)
+    num_bytes = join_dumps(tmp_path / "all", {key: tmp_path / key for key in parts})
+    joined = read_dump(tmp_path / "all")
+    assert num_bytes == 6 * 4 + 2 * 4
+    assert list(joined) == ["rank-0/w", "rank-0/e", "rank-1/w"]
+    for key, tensors in parts.items():
+        for name, raw in read_dump(tmp_path / key).items():
+            found = joined[f"{key}/{name}"]
+            assert (found.dtype, found.shape, found.data.tobytes()) == (
+                raw.dtype, tuple(tensors[name].shape), raw.data.tobytes(),
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize("cut", [0, 4, 20, 150])

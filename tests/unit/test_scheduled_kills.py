@@ -17,8 +17,10 @@ config = compose(sys.argv[3:])
 with observe.listening(scheduled_killer(config, sys.argv[1], Path(sys.argv[2]))):
     for version in range(1, 13):
         for number in (1, 2):
-            observe.point("receiver.open_apply.after", attempt=f"{version}-{2 * version + number}")
+            attempt = f"{version}-{2 * version + number}"
+            observe.point("receiver.open_apply.after", attempt=attempt)
             for item in range(1, 11):
+                observe.point("rank.apply", attempt=attempt)  # again for each payload
                 observe.point("receiver.item.after")
                 print(version, number, item, flush=True)
 """

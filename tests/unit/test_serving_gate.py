@@ -105,3 +105,45 @@ def test_no_request_spans_two_versions() -> None:
 def _version_of(gate: ServingGate) -> int:
     with gate.enter() as version:
         return version
+
+
+class _Inner:
+    """An engine's gate; notes whether the one before it admitted anybody meanwhile."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, bool]] = []
+        self.outer: ServingGate | None = None
+
+    def close(self) -> None:
+        assert self.outer is not None
+        self.calls.append(("close", self.outer.is_open))
+
+    def open(self, version: int, *, changed: bool) -> None:
+        assert self.outer is not None
+        self.calls.append((f"open {version} {changed}", self.outer.is_open))
+
+
+def test_an_engines_gate_closes_after_and_opens_before_the_one_in_front() -> None:
+    inner = _Inner()
+    gate = inner.outer = ServingGate(inner)
+    gate.close()
+    gate.open(3, changed=True)
+    gate.open(3, changed=True)
+    with gate.enter() as version:
+        assert version == 3
+    gate.close()
+    gate.open(4, changed=False)
+    assert inner.calls == [
+        ("close", False), ("open 3 True", False), ("close", False), ("open 4 False", False),
+    ]  # fmt: skip
+
+
+def test_an_engine_that_does_not_open_leaves_the_gate_closed() -> None:
+    class Dead(_Inner):
+        def open(self, version: int, *, changed: bool) -> None:  # type: ignore[explicit-override]
+            raise Unreachable("the engine died")
+
+    gate = ServingGate(Dead())
+    with pytest.raises(Unreachable, match="died"):
+        gate.open(1, changed=True)
+    assert not gate.is_open
