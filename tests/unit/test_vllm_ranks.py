@@ -12,7 +12,7 @@ import pytest
 
 from dcr.codec import Item, Payload, decode_payload, encode_payload
 from dcr.errors import AttemptFailed, ConfigError, IntegrityError, Unreachable
-from dcr.model import Catalogue, from_json, to_json
+from dcr.model import Bits, Catalogue, from_json, to_json
 from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.rank import RankPort
@@ -180,7 +180,7 @@ def test_missing_ranks_are_no_engine(ranks: list[ToyRank]) -> None:
 
 
 def test_exchanged_arrays_are_what_was_written(tmp_path: Path) -> None:
-    tensors = {
+    tensors: dict[str, Bits] = {
         "a": np.arange(7, dtype=np.uint8),
         "b": np.arange(1000, dtype=np.uint16),
         "none": np.zeros(0, dtype=np.uint32),

@@ -1,4 +1,4 @@
-"""Random small checkpoints of the families that the lane loads, made once per session, and changed versions."""
+"""Random small checkpoints of the families that the lane loads, and changed versions of them."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from dcr.model import Bits, Catalogue, TensorSpec, stored_bits
 
 VOCAB = 1024
 EOS = VOCAB - 2
-_COMMON = {
+_COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 128,
     "num_hidden_layers": 2,
@@ -58,7 +58,6 @@ def _qwen3moe() -> tuple[Any, Any]:
 
     config = Qwen3MoeConfig(
         **_COMMON,
-        head_dim=32,
         intermediate_size=256,
         moe_intermediate_size=64,
         num_experts=8,
@@ -178,9 +177,10 @@ def _write_tokenizer(path: Path) -> None:
     words = {f"t{i}": i for i in range(EOS)} | {"<eos>": EOS, "<unk>": VOCAB - 1}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>"
-    ).save_pretrained(path)
+    kind: Any = PreTrainedTokenizerFast
+    kind(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>").save_pretrained(
+        path
+    )
 
 
 def changed(old: Path, new: Path, *, rate: float = 0.02, seed: int = 7) -> Path:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.lanes.vllm.run import Run
+
 from dcr.receiver.agent import ReceiverAgent
 from dcr_adapters.vllm.control import AsyncEngineControl
 from dcr_adapters.vllm.gate import VllmGate
 from dcr_adapters.vllm.plugin import EXTENSION
 from dcr_adapters.vllm.ranks import Workers
-from tests.lanes.vllm.run import Run
 
 LONG_PROMPT = [(i * 37) % 1000 for i in range(150)]
 """Longer than a block of the CPU's prefix cache, 128 tokens."""
@@ -42,7 +43,8 @@ class Served:
 
     def ask(self, prompt: Sequence[int], num_tokens: int = 12) -> Said:
         """The greedy answer to ``prompt``."""
-        return self.begin(prompt, num_tokens).result(300)
+        said: Said = self.begin(prompt, num_tokens).result(300)
+        return said
 
     def begin(self, prompt: Sequence[int], num_tokens: int, name: str = "") -> Any:
         """A future of the answer; ``counts[name]`` follows how many tokens have come."""
@@ -105,7 +107,7 @@ def served(model: Path, tp: int = 1, **options: Any) -> Iterator[Served]:
 
 @contextmanager
 def _bound(tp: int) -> Iterator[None]:
-    """More than one worker on the CPU needs to be told the cores of each; one core each, to compare tokens."""
+    """Several workers on the CPU need to be told their cores; one core each, to compare tokens."""
     name, value = "VLLM_CPU_OMP_THREADS_BIND", "|".join(str(rank % 2) for rank in range(tp))
     before = os.environ.get(name)
     os.environ[name] = value

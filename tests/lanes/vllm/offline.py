@@ -34,7 +34,7 @@ def _run(body: Callable[[], Any], pipe: Connection) -> None:
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0"
     try:
         answer = json.dumps([True, body()])
-    except BaseException:
+    except BaseException:  # noqa: BLE001 -- the test's process reports it
         answer = json.dumps([False, traceback.format_exc()])
     pipe.send_bytes(answer.encode())
     os._exit(0)
@@ -47,7 +47,9 @@ def offline(model: Path) -> Any:
     from dcr_adapters.vllm.plugin import EXTENSION
 
     # vLLM looks for its kernels in every module, and llvmlite's handle answers to any attribute.
-    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("llvmlite.binding")}
+    hidden = {
+        name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("llvmlite.binding")
+    }
     try:
         return _started(LLM, model, EXTENSION)
     finally:

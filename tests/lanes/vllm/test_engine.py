@@ -1,9 +1,8 @@
-"""Real engines over refits: tokens of a fresh engine, no stale prefix, requests kept in flight (DESIGN R19)."""
+"""Real engines over refits: tokens of a fresh engine, no stale prefix, kept requests (DESIGN R19)."""
 
 from pathlib import Path
 
 import pytest
-
 from tests.lanes.vllm import checkpoints
 from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS, Said, served
 from tests.lanes.vllm.run import Run

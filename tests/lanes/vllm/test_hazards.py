@@ -9,6 +9,9 @@ import pytest
 import torch
 import vllm  # noqa: F401 -- imported once, before ranks are forked
 from safetensors.torch import load_file
+from tests.lanes.vllm import checkpoints
+from tests.lanes.vllm.run import Run
+from tests.lanes.vllm.world import Layout, World, world
 from torch import nn
 
 from dcr.errors import UnsupportedPath
@@ -21,9 +24,6 @@ from dcr_adapters.vllm.loader import VllmLoader
 from dcr_adapters.vllm.rank_server import local_rank, resident_digests
 from dcr_adapters.vllm.ranks import Workers, remote_ranks
 from dcr_adapters.vllm.refusals import refusals
-from tests.lanes.vllm import checkpoints
-from tests.lanes.vllm.run import Run
-from tests.lanes.vllm.world import Layout, World, world
 
 
 class _Unknowing:
@@ -60,7 +60,12 @@ def test_stock_engines_are_refused_by_name(moe: Path, tmp_path: Path, tp: int) -
     with world(moe, Layout(tp), keep=False, extra={"refusals": _refusals}) as ranks:
         for found in ranks.extra("refusals"):
             packed = {name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1] for name in found}
-            assert {"qkv_proj.weight", "o_proj.weight", "routed_experts.w13_weight", "lm_head.weight"} <= packed
+            assert {
+                "qkv_proj.weight",
+                "o_proj.weight",
+                "routed_experts.w13_weight",
+                "lm_head.weight",
+            } <= packed
         writer, _ = writer_over(ranks, moe, tmp_path)
         with pytest.raises(UnsupportedPath, match="DCR_VLLM_KEEP_UNPACKED"):
             writer.prewarm()

@@ -6,10 +6,12 @@ engine uses. The oracle is the stock loader with the new checkpoint, in the same
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import vllm  # noqa: F401 -- imported once, before ranks are forked
+from tests.lanes.vllm import checkpoints
+from tests.lanes.vllm.run import Run, items_of
+from tests.lanes.vllm.world import Layout, World, world
 
 from dcr.model import Catalogue, Classification, Encoding
 from dcr.receiver.instance import InstanceWriter
@@ -19,9 +21,6 @@ from dcr.receiver.rank import Method, RankPort
 from dcr.testing.deltas import audit_of
 from dcr_adapters.vllm.rank_server import MakeRank
 from dcr_adapters.vllm.ranks import RemoteRank, Workers, remote_ranks
-from tests.lanes.vllm import checkpoints
-from tests.lanes.vllm.run import Run, items_of
-from tests.lanes.vllm.world import Layout, World, world
 
 CASES = [
     *((family, Layout(tp)) for family in checkpoints.FAMILIES for tp in (1, 2)),

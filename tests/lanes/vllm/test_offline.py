@@ -1,16 +1,21 @@
 """Refits of an offline ``LLM``, between two calls of ``generate`` (DESIGN R19)."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import vllm  # noqa: F401 -- imported once, before processes are forked
+from tests.lanes.vllm import checkpoints
+from tests.lanes.vllm.offline import in_fork, offline, say
+from tests.lanes.vllm.run import Run
 
 from dcr_adapters.vllm.control import OfflineControl
 from dcr_adapters.vllm.gate import OfflineGate
 from dcr_adapters.vllm.ranks import Workers
-from tests.lanes.vllm import checkpoints
-from tests.lanes.vllm.offline import in_fork, offline, say
-from tests.lanes.vllm.run import Run
+
+
+def fresh(model: Path) -> list[list[int]]:
+    return say(offline(model))
 
 
 def test_refits_between_two_batches(tmp_path: Path) -> None:
@@ -36,5 +41,5 @@ def test_refits_between_two_batches(tmp_path: Path) -> None:
     said = in_fork(body)
     assert [entry[:2] for entry in said] == [[v, str(v)] for v in range(4)]
     for path, (_, _, tokens) in zip(paths, said, strict=True):
-        assert tokens == in_fork(lambda path=path: say(offline(path)))
+        assert tokens == in_fork(partial(fresh, path))
     assert said[0][2] != said[-1][2]

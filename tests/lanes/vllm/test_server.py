@@ -15,28 +15,28 @@ from typing import Any
 import httpx
 import pytest
 import vllm  # noqa: F401 -- imported once, before processes are forked
+from tests.lanes.vllm import checkpoints
+from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS
+from tests.lanes.vllm.offline import in_fork, offline, say
+from tests.lanes.vllm.run import Run
 
 from dcr.errors import ConfigError
 from dcr_adapters.vllm.gate import VllmGate
 from dcr_adapters.vllm.http_control import HttpControl
 from dcr_adapters.vllm.plugin import EXTENSION
 from dcr_adapters.vllm.ranks import Workers
-from tests.lanes.vllm import checkpoints
-from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS
-from tests.lanes.vllm.offline import in_fork, offline, say
-from tests.lanes.vllm.run import Run
 
 _START_S = 400
 
 
 @contextmanager
 def server(model: Path, log: Path) -> Iterator[str]:
-    """``vllm serve`` as a user would start it; yields its address."""
+    """A server as a user would start it (``vllm serve`` with vLLM's GPU package); yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", "4", "--enforce-eager"),
         *("--kv-cache-memory-bytes", str(32 << 20), "--host", "127.0.0.1", "--port", str(port)),
         *("--worker-extension-cls", EXTENSION, "--enable-scale-out"),
@@ -51,7 +51,7 @@ def server(model: Path, log: Path) -> Iterator[str]:
         _wait(url, process, log)
         yield url
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        process.terminate()
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:

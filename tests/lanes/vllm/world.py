@@ -143,7 +143,7 @@ class _Rank:
         """Body of a forked rank: load, then answer until the pipe is closed."""
         try:
             loader = self._load()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 -- the test's process reports it
             pipe.send_bytes(json.dumps([False, traceback.format_exc()]).encode())
             os._exit(1)
         greeting = Greeting(self.rank, self.tp, os.getpid(), "cpu")
@@ -162,7 +162,7 @@ class _Rank:
                 answer = Answer(self.rank, asked=False) if call is None else server.answer(call)
                 return True, json.dumps(asdict(answer))
             return True, self.extra[name](loader, argument)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 -- the test's process reports it
             return False, traceback.format_exc()
 
     def _load(self) -> VllmLoader:
