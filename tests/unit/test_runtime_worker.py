@@ -63,6 +63,7 @@ class CountingAgent:
         self.pumped = threading.Semaphore(0)
         self.calls: list[str] = []
         self.fails = False
+        self.lost = threading.Event()
 
     def pump(self) -> int:
         self.pumped.release()
@@ -91,6 +92,9 @@ class CountingAgent:
 
     def audit(self) -> ReceiverAudit:
         return ReceiverAudit("runtime-0", "i", "c", 0, FIRST, {})
+
+    def examine(self) -> int:
+        return 0
 
     def diagnose(self) -> ReceiverDiagnosis:
         raise AssertionError("not asked here")
