@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -184,19 +185,34 @@ def _write_tokenizer(path: Path) -> None:
 
 
 def changed(old: Path, new: Path, *, rate: float = 0.02, seed: int = 7) -> Path:
+    """A checkpoint ``new`` that is ``flipped`` from ``old``."""
+    return new if new.exists() else write(new, flipped(version(old), rate=rate, seed=seed), like=old)
+
+
+def flipped(old: dict[str, Bits], *, rate: float, seed: int) -> dict[str, Bits]:
     """``old`` with about ``rate`` of every tensor's stored words changed in low bits, some in sign."""
-    if new.exists():
-        return new
-    shutil.copytree(old, new)
-    tensors = load_file(old / "model.safetensors")
-    generator = torch.Generator().manual_seed(seed)
-    for value in tensors.values():
-        words = value.view({2: torch.int16, 4: torch.int32}[value.element_size()]).view(-1)
-        count = max(1, int(words.numel() * rate))
-        at = torch.randperm(words.numel(), generator=generator)[:count]
-        flips = torch.randint(1, 8, (count,), generator=generator).to(words.dtype)
-        flips[::17] ^= torch.iinfo(words.dtype).min
+    rng = np.random.default_rng(seed)
+    new = {}
+    for name, bits in old.items():
+        words = bits.copy()
+        at = rng.choice(words.size, max(1, int(words.size * rate)), replace=False, shuffle=False)
+        flips = rng.integers(1, 8, at.size, dtype=words.dtype)
+        flips[::17] ^= words.dtype.type(1 << (8 * words.itemsize - 1))
         words[at] ^= flips
+        new[name] = words
+    return new
+
+
+def write(new: Path, bits: dict[str, Bits], *, like: Path) -> Path:
+    """A checkpoint of other weights, in all else as ``like``."""
+    new.mkdir()
+    for file in like.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, new)
+    tensors = {
+        name: torch.from_numpy(bits[name].view(f"i{bits[name].itemsize}")).view(value.dtype).view(value.shape)
+        for name, value in load_file(like / "model.safetensors").items()
+    }
     save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     return new
 

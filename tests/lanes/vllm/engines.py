@@ -84,7 +84,7 @@ def served(model: Path, tp: int = 1, **options: Any) -> Iterator[Served]:
             max_model_len=1024,
             max_num_seqs=4,
             enforce_eager=True,
-            kv_cache_memory_bytes=32 << 20,
+            kv_cache_memory_bytes=64 << 20,
             skip_tokenizer_init=True,
             worker_extension_cls=EXTENSION,
             **options,

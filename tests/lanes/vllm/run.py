@@ -3,7 +3,7 @@
 Whole tensors of one owner; what is proven here is the receiver.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dcr.codec import Item, Payload, decode_payload, encode_payload
@@ -37,7 +37,7 @@ _ITEMS_A_PAYLOAD = 8
 
 
 class Run:
-    """A committed chain in ``folder``; ``versions`` and ``records`` grow by one with each commit."""
+    """A committed chain in ``folder``: all ``records``, and the bits of the ``newest`` version."""
 
     def __init__(self, folder: Path, catalogue: Catalogue, first: Version) -> None:
         self.store_path = folder / "store"
@@ -45,7 +45,7 @@ class Run:
         self.site = Site(catalogue.run, DirectoryStore(self.store_path), folder)
         self.catalogue = catalogue
         self.site.archive.put_object("catalogue", to_json(catalogue))
-        self.versions: list[Version] = []
+        self.newest: Version = first
         self.records: list[CommitRecord] = []
         self._number = 0
         self._refs: dict[AttemptId, list[PayloadRef]] = {}
@@ -111,7 +111,7 @@ class Run:
         )
         return self.site.archive.put_object("manifest", to_json(manifest))
 
-    def commit(self, attempt: AttemptId, manifest: str, version: Mapping[str, Bits]) -> CommitRecord:
+    def commit(self, attempt: AttemptId, manifest: str, version: Version) -> CommitRecord:
         """The next record."""
         parent = self.records[-1].attempt if self.records else None
         record = CommitRecord(
@@ -126,7 +126,7 @@ class Run:
             manifest=manifest,
             audit=self.site.archive.put_object("audit", to_json(audit_of(self.catalogue, version))),
         )
-        self.versions.append(dict(version))
+        self.newest = version
         self.records.append(record)
         return record
 
@@ -142,7 +142,7 @@ class Run:
         attempt, record = self.next_attempt(), self.records[-1]
         receiver.fence(attempt, record)
         receiver.open_apply(attempt, record)
-        manifest = self.publish(attempt, delta_items(self.catalogue, self.versions[-1], new, classes))
+        manifest = self.publish(attempt, delta_items(self.catalogue, self.newest, new, classes))
         receiver.finish(attempt, manifest)
         receiver.settle(self.commit(attempt, manifest, new))
 

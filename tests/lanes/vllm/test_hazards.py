@@ -95,7 +95,7 @@ def test_stock_experts_do_not_pass_the_base_value_gate(
     with world(moe, Layout(2), make_rank=unknowing_rank) as ranks:
         writer, run = writer_over(ranks, moe, tmp_path)
         writer.prewarm()
-        expected = audit_of(run.catalogue, run.versions[0])
+        expected = audit_of(run.catalogue, run.newest)
         wrong = {name for name, digest in writer.audit().items() if digest != expected[name]}
     assert wrong == {name for name in run.catalogue.by_name() if ".experts." in name}
 
