@@ -218,12 +218,15 @@ class RankApplier:
         self._require_unmoved()
 
     def _dense(self, tensors: Mapping[str, Bits], cancelled: Cancelled) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every name that this rank's loader places, tied names on their own."""
+        """Every name that this rank's loader places, tied names on their own, in memory of its own.
+
+        A loader may change what it is given, and other names, ranks and the proof share ``tensors``.
+        """
         for name, spec in self._specs.items():
             if self.map.paths[name].method is not Method.NONE:
                 if cancelled():
                     raise AttemptFailed(f"{name}: the restore was stopped before this tensor")
-                yield name, dense_from_bits(spec, _bits_of(tensors, spec))
+                yield name, dense_from_bits(spec, _bits_of(tensors, spec).copy())
 
     def _reader(self) -> RankReader:
         return RankReader(self.map, self._shadows)

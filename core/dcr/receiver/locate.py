@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dcr.audit import EMPTY, digest_at
+from dcr.audit import combine, digest_at
 from dcr.errors import IntegrityError
 from dcr.model import Bits
 from dcr.receiver.parts import Division
@@ -21,6 +21,8 @@ Scan: TypeAlias = Callable[[Sequence[Slice]], list[PartDigests]]
 
 _SPLIT = 16
 _MAX_RANGES = 8
+_CHUNK = 1 << 20
+"""Elements digested at a time: some 20 bytes of memory each."""
 
 
 def differing_ranges(
@@ -34,15 +36,17 @@ def differing_ranges(
     """
     division = Division.of(truth.size, parts)
 
+    def wanted(start: int, stop: int) -> PartDigests:
+        index = np.arange(start, stop, dtype=np.int64)
+        part, bits = division.part_of(index), truth[start:stop]
+        return tuple(digest_at(key, name, index[part == i], bits[part == i]) for i in range(len(parts)))
+
     def differs(piece: Range) -> bool:
-        index = np.arange(*piece, dtype=np.int64)
-        part, bits = division.part_of(index), truth[piece[0] : piece[1]]
-        wanted = tuple(
-            digest_at(key, name, index[part == i], bits[part == i]) if (part == i).any() else EMPTY
-            for i in range(len(parts))
-        )
+        start, stop = piece
+        chunks = [wanted(at, min(at + _CHUNK, stop)) for at in range(start, stop, _CHUNK)]
+        whole = tuple(combine(*digests) for digests in zip(*chunks, strict=True))
         try:
-            return scan([Slice(name, *piece)]) != [wanted]
+            return scan([Slice(name, *piece)]) != [whole]
         except IntegrityError:
             return True
 
@@ -50,13 +54,27 @@ def differing_ranges(
 
 
 def _refine(differs: Callable[[Range], bool], ranges: list[Range]) -> tuple[Range, ...]:
+    """Split what lies at the ends of runs of ranges that differ; within a run nothing can be told better.
+
+    So the work does not grow with the elements that are wrong: all of a tensor may be.
+    """
     found = [piece for piece in ranges if differs(piece)]
-    while any(stop - start > 1 for start, stop in found):
-        finer = [piece for wide in found for piece in _split(wide) if differs(piece)]
+    while ends := _ends(found):
+        finer = sorted(
+            [piece for piece in found if piece not in ends]
+            + [piece for wide in sorted(ends) for piece in _split(wide) if differs(piece)]
+        )
         if len(_merged(finer)) > _MAX_RANGES:
             break
         found = finer
     return tuple(_merged(found))
+
+
+def _ends(found: Sequence[Range]) -> set[Range]:
+    """First and last piece of each run of adjacent pieces, of those that can be split."""
+    runs = _merged(found)
+    first, last = {start for start, _ in runs}, {stop for _, stop in runs}
+    return {(a, b) for a, b in found if b - a > 1 and (a in first or b in last)}
 
 
 def _split(piece: Range) -> list[Range]:

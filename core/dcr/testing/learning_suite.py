@@ -11,16 +11,18 @@ import pytest
 import torch
 
 from dcr.errors import UnsupportedPath
-from dcr.model import Bits, Catalogue, PathClass, TensorSpec, stored_bits
+from dcr.model import Bits, Catalogue, Encoding, PathClass, TensorSpec, stored_bits
+from dcr.receiver.apply import Applier
 from dcr.receiver.join import join
 from dcr.receiver.landing import Landing
 from dcr.receiver.lanes import dense_from_bits, lanes, torch_dtype
+from dcr.receiver.methods import RankMap
 from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.prewarm import learn
 from dcr.receiver.rank import Method
-from dcr.testing.deltas import Version
-from dcr.testing.native_loader_suite import dense_load, storage_bytes
+from dcr.testing.deltas import Version, audit_of, delta_items, payload_of
+from dcr.testing.native_loader_suite import LoaderCase, dense_bytes, dense_load, storage_bytes
 from dcr.testing.torture import Pattern, TortureRuntime
 from dcr.testing.torture_patterns import HOOKED, LEARNED, WHOLE, WRONG
 
@@ -61,6 +63,33 @@ def check_placement(make: Callable[[], NativeLoader], catalogue: Catalogue, seed
     assert [n for n, raw in storage_bytes(loader).items() if raw != changed[n]] == []
     assert table.storages.moved(loader.resident()) is None
     return table
+
+
+def check_refits(
+    make: Callable[[], NativeLoader], catalogue: Catalogue, first: Version | None = None, seed: int = 0
+) -> RankMap:
+    """Restore version ``first`` (else a tame one), refit it with XOR and DELTA16, and compare every byte.
+
+    The runtime is an instance of its own; what it cannot take as a difference goes as overwrites.
+    """
+    rng = np.random.default_rng(seed)
+    loader = make()
+    writer = Applier(loader, catalogue)
+    writer.prewarm()
+    versions = [first or tame_version(catalogue, rng)]
+    writer.restore({n: bits.copy() for n, bits in versions[0].items()}, audit_of(catalogue, versions[0]))
+    for difference in (Encoding.XOR, Encoding.DELTA16):
+        old, drawn = versions[-1], tame_version(catalogue, rng)
+        versions.append({n: np.where(rng.random(b.size) < 0.3, drawn[n], b) for n, b in old.items()})
+        items = delta_items(catalogue, old, versions[-1], writer.prewarm(), difference=difference)
+        writer.begin(clean=True)
+        writer.apply(payload_of(catalogue, items))
+        writer.synchronize()
+        writer.check()
+        assert writer.audit().items() <= audit_of(catalogue, versions[-1]).items()
+        dense = dense_bytes(LoaderCase(make, catalogue), *versions)
+        assert [n for n, raw in storage_bytes(loader).items() if raw != dense[n]] == []
+    return writer.rank.map
 
 
 def scatter(table: PlacementTable, old: Version, new: Version) -> None:
@@ -122,6 +151,11 @@ class TortureContract:
         assert table.paths["n"].method is Method.LEARNED
         assert ("w" in table.together) is (pattern.method is Method.WHOLE)
         assert bool(table.paths["w"].reason) is (pattern.method is not Method.LEARNED)
+
+    @pytest.mark.parametrize("pattern", [*LEARNED, *HOOKED, *WHOLE], ids=lambda pattern: pattern.name)
+    def test_restored_and_refitted(self, pattern: Pattern) -> None:
+        """A rank of it is restored, refitted and audited; every byte is that of dense loads, each time."""
+        check_refits(lambda: TortureRuntime(pattern), pattern.catalogue)
 
     @pytest.mark.parametrize("pattern", WRONG, ids=lambda pattern: pattern.name)
     def test_refused_in_advance(self, pattern: Pattern) -> None:

@@ -72,6 +72,11 @@ def _in_place(r: TortureRuntime, w: torch.Tensor) -> None:
     r["target"].copy_(w)
 
 
+def _spends_input(r: TortureRuntime, w: torch.Tensor) -> None:
+    r["target"].copy_(w)
+    w.zero_()
+
+
 def _conditional(r: TortureRuntime, w: torch.Tensor) -> None:
     if bool((w > 0).any()):
         r["target"].copy_(w)
@@ -221,6 +226,7 @@ LEARNED = [
     Pattern("contiguous", _copy(lambda w: w.t().contiguous())),
     Pattern("cloned_view", _copy(lambda w: w.clone()[:].view(8, 8))),
     Pattern("to_own_dtype", _copy(lambda w: w.to(BF16).cpu())),
+    Pattern("spends_input", _spends_input),
     Pattern("chunked", _chunked),
     Pattern("rows", lambda r, w: [r["target"][i].copy_(w[7 - i]) for i in range(8)]),
     Pattern("foreach", _foreach),
