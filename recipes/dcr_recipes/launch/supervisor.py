@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcr_recipes.errors import RunFailed
+from dcr_recipes.launch.group import end_group
 from dcr_recipes.launch.memory import peak_rss_bytes
 from dcr_recipes.processes.border import EXIT_FATAL, INCARNATION, PARENT
 
@@ -178,10 +179,11 @@ class Supervisor:
 
 
 def _kill(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """End them and all that they started: each leads a process group, which outlives it."""
+    """End them and all that they started."""
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if process.poll() is None:
+            process.kill()
+        end_group(process.pid)
     for process in processes:
         process.wait()
 

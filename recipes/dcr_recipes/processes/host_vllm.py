@@ -17,8 +17,9 @@ from dcr.receiver.gate import ServingGate
 from dcr.receiver.rank import RankPort
 from dcr.refit import compose_instance
 from dcr.refit.pump import PumpedReceiver
+from dcr_recipes.launch.group import watch_group
 from dcr_recipes.models.build import served_config
-from dcr_recipes.processes.border import Context, die_with_parent
+from dcr_recipes.processes.border import Context
 from dcr_recipes.processes.host import Host
 from dcr_recipes.processes.serving import site
 from dcr_recipes.runtime.arguments import CONTEXT, EXTENSION, engine_arguments
@@ -38,7 +39,7 @@ def build(context: Context) -> Host:
     Raises:
         ConfigError: vLLM is not installed here, or refuses the model or an argument.
     """
-    os.register_at_fork(after_in_child=_die_with_parent)
+    watch_group()
     with observe.stage("process.build"):
         engine = _started(_arguments(context))
     from dcr_adapters.vllm.control import AsyncEngineControl
@@ -72,6 +73,7 @@ def build_silent(context: Context) -> RuntimeWorker:
     Raises:
         ConfigError: as ``build``.
     """
+    watch_group()
     with observe.stage("process.build"):
         arguments = _arguments(context)
         from vllm import LLM
@@ -139,11 +141,6 @@ def _made(make: Callable[[], Any]) -> Any:
         return make()
     except (ValueError, TypeError, AssertionError) as err:
         raise ConfigError(f"runtime=vllm: vLLM refuses this configuration: {err}") from err
-
-
-def _die_with_parent() -> None:
-    """In each process that vLLM forks here: nothing of an engine outlives its front, however that ends."""
-    die_with_parent(os.getppid())
 
 
 def _end_with(engine: Any) -> None:

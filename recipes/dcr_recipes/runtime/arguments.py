@@ -62,15 +62,14 @@ def environment(runtime: RuntimeConfig, *, serves: bool = True) -> dict[str, str
     """Variables that vLLM's processes need before they start; one that ``serves`` has children.
 
     Without binding, threads of several instances share the cores; vLLM would give each instance the same
-    ones. Workers are forked: so vLLM is imported once an engine, not three times. ``torch.compile`` costs
-    a compilation at the first request of every start and saves nothing where the model runs eagerly.
+    ones. ``torch.compile`` costs a compilation at the first request of every start and saves nothing
+    where the model runs eagerly.
     """
     found = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "DCR_VLLM_KEEP_UNPACKED": "1",
-        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if serves else "0",
     }
     if runtime.arguments.get("enforce_eager", True):
