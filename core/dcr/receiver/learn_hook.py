@@ -1,8 +1,8 @@
 """The dispatch hook in learning mode: nothing resident is written, everything is noted (DESIGN R11, B2).
 
 Canonical tensors are *scratch*: without contents on the meta device, or with fixed contents on the host.
-A copy whose source is a view of one is a placement. Clones and casts of it are *twins*: their storage
-has the scratch's geometry, so copies of their views are placements too. What else is made of scratch or
+A copy whose source is a view of one is a placement. Clones and casts of it are *twins*, whose elements are
+known one by one (``mirror``), so copies of their views are placements too. What else is made of scratch or
 of resident memory is followed by storage; a write from it is computed.
 """
 
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from dcr.receiver import schema
+from dcr.receiver.mirror import Mirror
 from dcr.receiver.schema import COPY, Effect, effect_of, tensors_in
 from dcr.receiver.storages import Storages
 from dcr.receiver.touched import touched
@@ -51,7 +52,7 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         self.idle = False
         self._effects: dict[int, Effect] = {}
         self._name = ""
-        self._mirrors: dict[int, tuple[str, torch.dtype | None, bool]] = {}
+        self._mirrors: dict[int, Mirror] = {}
         self._made: dict[int, Made] = {}
         self._number: Number | None = None
         self._scratch = 0, 0
@@ -70,7 +71,7 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         self._name = name
         self.traces[name] = Trace()
         self._number = None
-        self._mirror(scratch, name, None, direct=True)
+        self._mirror(scratch, Mirror(name, scratch.dtype))
         storage = scratch.untyped_storage()
         self._scratch = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
@@ -85,7 +86,7 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
             if not alive.expired():  # type: ignore[no-untyped-call]
                 mirror = self._mirrors.get(alive.cdata)
                 made = self._made.get(alive.cdata, Made())
-                names |= made.names if mirror is None else {mirror[0]}
+                names |= made.names if mirror is None else {mirror.name}
         return names
 
     @override
@@ -116,11 +117,12 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         if func is schema.SCALAR_READ:
             return self._read_number(args[0], made)
         if func in schema.CASTS and made.names:
-            twin = self._twin(args[0], kwargs)
-            if twin is not None:
-                return twin
             if args[0].device.type == "meta" and "device" in kwargs:
                 kwargs = {**kwargs, "device": args[0].device}  # contents that are not there cannot move
+            result = func(*args, **kwargs)
+            if not self._twin(args[0], result):
+                self._follow(result, made)
+            return result
         decides = not func._schema.returns or "Tensor" not in str(func._schema.returns[0].type)
         if decides:
             self._read_values(made)
@@ -136,7 +138,7 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
             identity = tensor.untyped_storage()._cdata
             mirror = self._mirrors.get(identity)
             if mirror is not None:
-                names |= {mirror[0]}
+                names |= {mirror.name}
             elif (known := self._made.get(identity)) is not None:
                 names, reads = names | known.names, reads | known.reads
             elif (name := self._scratch_at(tensor)) is not None:
@@ -166,34 +168,23 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         else:
             number = tensor.item()
         mirror = self._mirrors.get(tensor.untyped_storage()._cdata)
-        if mirror is not None and mirror[1] is None:
-            self._number = Number(mirror[0], number, int(tensor.storage_offset()), tensor.dtype)
+        source = mirror.read_by(tensor) if mirror is not None and mirror.through is None else None
+        if mirror is not None and source is not None:
+            self._number = Number(mirror.name, number, source.offset, tensor.dtype)
         return number
 
-    def _twin(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor | None:
-        """A clone or cast of a view of scratch, with the view's geometry in a storage of its own."""
-        mirror = self._mirrors.get(tensor.untyped_storage()._cdata)
-        if not self._twins or mirror is None or tensor.is_neg() or tensor.is_conj():
-            return None
-        if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
-            return None  # an expanded view cannot be written
-        dtype = kwargs.get("dtype") or tensor.dtype
-        if mirror[1] is not None and dtype != tensor.dtype:
-            return None  # a cast of a cast
-        device = tensor.device if tensor.device.type == "meta" else kwargs.get("device") or tensor.device
-        size = tensor.untyped_storage().nbytes() // tensor.element_size()
-        whole = torch.empty(size, dtype=dtype, device=device)
-        twin = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        if tensor.device.type != "meta":
-            twin.copy_(tensor)
-        through = mirror[1] if dtype == tensor.dtype else dtype
-        self._mirror(twin, mirror[0], through, direct=False)
-        return twin
+    def _twin(self, tensor: torch.Tensor, clone: torch.Tensor) -> bool:
+        """Whether ``clone``, a clone or cast of ``tensor``, plainly holds elements of a scratch."""
+        mirror = self._mirrors.get(tensor.untyped_storage()._cdata) if self._twins else None
+        twin = mirror.twin(tensor, clone) if mirror is not None else None
+        if twin is not None:
+            self._mirror(clone, twin)
+        return twin is not None
 
-    def _mirror(self, tensor: torch.Tensor, name: str, through: torch.dtype | None, *, direct: bool) -> None:
+    def _mirror(self, tensor: torch.Tensor, mirror: Mirror) -> None:
         storage = tensor.untyped_storage()
         self._alive.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
-        self._mirrors[storage._cdata] = (name, through, direct)
+        self._mirrors[storage._cdata] = mirror
 
     def _follow(self, tensor: torch.Tensor, made: Made) -> None:
         """``tensor`` is a result: unless it views known memory, it is a temporary."""
@@ -220,9 +211,11 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
             return target
         if source.shape != target.shape:
             source = source.expand(target.shape)
-        name, through, direct = mirror
-        origin = Source(int(source.storage_offset()), source.stride(), source.dtype, through, direct)
-        self._note(name, self._place(Kind.COPY, number, target, origin))
+        origin = mirror.read_by(source)
+        if origin is None:
+            self._store(COPY, (target, source), {}, [target])
+        else:
+            self._note(mirror.name, self._place(Kind.COPY, number, target, origin))
         return target
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

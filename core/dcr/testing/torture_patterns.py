@@ -77,6 +77,11 @@ def _spends_input(r: TortureRuntime, w: torch.Tensor) -> None:
     w.zero_()
 
 
+def _looks_at_layout(r: TortureRuntime, w: torch.Tensor) -> None:
+    clone = w.t().contiguous()
+    r["target"].copy_(clone if clone.is_contiguous() else clone.t())
+
+
 def _conditional(r: TortureRuntime, w: torch.Tensor) -> None:
     if bool((w > 0).any()):
         r["target"].copy_(w)
@@ -227,6 +232,8 @@ LEARNED = [
     Pattern("cloned_view", _copy(lambda w: w.clone()[:].view(8, 8))),
     Pattern("to_own_dtype", _copy(lambda w: w.to(BF16).cpu())),
     Pattern("spends_input", _spends_input),
+    Pattern("looks_at_layout", _looks_at_layout),
+    Pattern("strided_clone", _copy(lambda w: w.t().contiguous().as_strided((8, 8), (8, 1)))),
     Pattern("chunked", _chunked),
     Pattern("rows", lambda r, w: [r["target"][i].copy_(w[7 - i]) for i in range(8)]),
     Pattern("foreach", _foreach),
