@@ -154,6 +154,17 @@ def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
     _until(lambda: _gone(second))
 
 
+def test_what_a_process_started_ends_with_it_also_when_nobody_is_left_to_see(tmp_path: Path) -> None:
+    watched = PARENT_OF_ONE.replace("import subprocess\n", "import subprocess; watch_group()\n")
+    code = f"from dcr_recipes.launch.group import watch_group\n{watched}"
+    with _supervised([_spec("runtime-0", code, tmp_path)], tmp_path, 0) as supervisor:
+        _until(lambda: (tmp_path / "child.1").exists())
+        child = int((tmp_path / "child.1").read_text())
+        assert not _gone(child)
+        os.kill(supervisor.pids()["runtime-0"], signal.SIGKILL)  # and it is not polled
+        _until(lambda: _gone(child))
+
+
 def test_a_process_is_quoted_with_its_own_last_error(tmp_path: Path) -> None:
     said = "print('error: old'); print('error: the prompt is too long'); print('a library says goodbye')"
     code = PRELUDE + f"{said}; sys.stdout.flush(); sys.exit({EXIT_FATAL})"
