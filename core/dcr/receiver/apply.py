@@ -82,7 +82,9 @@ class RankApplier:
         self._digester = Digester.of(self._catalogue.audit_key, self._specs, parts)
 
     def rebuilt(self) -> str:
-        """See ``RankPort``."""
+        """See ``RankPort``; what could not be learned does not hold either."""
+        if self._map is None:
+            return "nothing is learned: prewarm failed or was never asked for"
         moved = self.map.table.storages.moved(self._loader.resident())
         return f"resident {moved!r} was rebound, rebuilt or changed since prewarm" if moved else ""
 
@@ -238,8 +240,7 @@ class RankApplier:
         return unlike_reloaded(self._loader, self.map.table.storages, self._shadows.dense(ordered))
 
     def _require_readable(self, shadowed: Sequence[str]) -> None:
-        if reason := self.rebuilt():
-            raise IntegrityError(f"{reason}; restart this runtime")
+        self._require_unmoved()
         if wrong := self._unlike_reloaded(shadowed):
             raise IntegrityError(
                 f"{', '.join(wrong)}: storage does not hold what the loader makes of its weights"

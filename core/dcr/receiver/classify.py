@@ -65,6 +65,7 @@ def classify(
         {
             **unreached(loader.resident(), regions, storages),
             **_outside(traces[""]),
+            **_entangled(storages),
             **judge.known_refusals,
             **refusals,
         },
@@ -206,3 +207,11 @@ def _constants(traces: Traces) -> tuple[Constant, ...]:
 def _outside(trace: Trace) -> dict[str, str]:
     """What the loader does beyond any tensor and no method repeats."""
     return {"load()": trace.refusal} if trace.refusal else {}
+
+
+def _entangled(storages: Storages) -> dict[str, str]:
+    """Memory that is two storages at once: writes of one would be unseen in the other."""
+    return {
+        name: f"its storage begins inside that of {other!r}; make both views of one torch storage"
+        for name, other in storages.overlapping().items()
+    }

@@ -147,6 +147,7 @@ class RankPort(Protocol):
 
         Raises:
             IntegrityError: two resident copies of one tensor differ, or padding or a cast is wrong.
+            AttemptFailed: the runtime rebuilt its storage; nothing is known of what it holds.
         """
         ...
 
@@ -157,6 +158,6 @@ class RankPort(Protocol):
         ``PADDING`` asks whether constants that no tensor reaches still hold, and is answered with ``()``.
 
         Raises:
-            IntegrityError: as ``audit``.
+            IntegrityError, AttemptFailed: as ``audit``.
         """
         ...

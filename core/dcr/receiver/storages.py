@@ -35,6 +35,10 @@ class StorageInfo:
     device: torch.device
 
 
+def _end(info: StorageInfo) -> int:
+    return info.address + info.num_bytes
+
+
 class Storages:
     """Snapshot of a loader's resident tensors; storages are numbered from 0 in their order."""
 
@@ -93,9 +97,16 @@ class Storages:
         whole = raw.numel() // dtype.itemsize * dtype.itemsize
         return raw[:whole].view(dtype)
 
-    def tensors_in(self, number: int) -> list[str]:
-        """Names of the resident tensors that view storage ``number``."""
-        return [name for name, own in self._number_of.items() if own == number]
+    def overlapping(self) -> dict[str, str]:
+        """Resident name -> another one in whose storage its own storage begins (slices of a numpy array)."""
+        found: dict[str, str] = {}
+        last: StorageInfo | None = None
+        for info in (self._infos[number] for number in self._order):
+            if last is not None and info.device == last.device and info.address < _end(last):
+                found[info.name] = last.name
+            if last is None or info.device != last.device or _end(info) > _end(last):
+                last = info
+        return found
 
     def guard(self, extents: Iterable[tuple[int, int, int]]) -> None:
         """From now on ``moved`` also tells when these bytes (storage, start, stop) change."""
