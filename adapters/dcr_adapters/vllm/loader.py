@@ -39,9 +39,15 @@ class VllmLoader:
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def skips(self, name: str) -> bool:
-        """A further name of a tied parameter, or one that the model's or vLLM's own mapping drops."""
+        """A tied parameter's further name, one of another pipeline stage, or one that vLLM drops."""
+        from vllm.model_executor.models.utils import is_pp_missing_parameter
+
         runtime_name = self._runtime_name(name)
-        return runtime_name is None or runtime_name in self._tied
+        return (
+            runtime_name is None
+            or runtime_name in self._tied
+            or bool(is_pp_missing_parameter(runtime_name, self.model))
+        )
 
     def refusals(self) -> dict[str, str]:
         """Quantized, laid out anew, packed or moving weights; see ``dcr_adapters.vllm.refusals``."""

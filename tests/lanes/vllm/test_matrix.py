@@ -25,6 +25,8 @@ from dcr_adapters.vllm.ranks import RemoteRank, Workers, remote_ranks
 CASES = [
     *((family, Layout(tp)) for family in checkpoints.FAMILIES for tp in (1, 2)),
     *((family, Layout(1)) for family in checkpoints.FURTHER),
+    ("llama", Layout(pp=2)),
+    ("qwen2", Layout(pp=2)),
     ("qwen3moe", Layout(2, ep=True)),
     ("qwen3moe", Layout(2, replicas=2)),
 ]
@@ -82,7 +84,7 @@ class Case:
 @pytest.fixture(
     scope="module",
     params=[(case, method) for case in CASES for method in METHODS],
-    ids=lambda p: f"{p[0][0]}-tp{p[0][1].tp}{'-ep' * p[0][1].ep}{'-eplb' * bool(p[0][1].replicas)}-{p[1]}",
+    ids=lambda p: f"{p[0][0]}-{p[0][1].name}-{p[1]}",
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     (family, layout), method = request.param

@@ -34,12 +34,24 @@ class Layout:
     """How many ranks a model is spread over, and how its experts are."""
 
     tp: int = 1
+    pp: int = 1
     ep: bool = False
     replicas: int = 0
 
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.tp * self.pp
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        further = [("pp", self.pp > 1), ("ep", self.ep), ("eplb", self.replicas > 0)]
+        return "-".join([f"tp{self.tp}", *(word for word, holds in further if holds)])
+
     def options(self) -> dict[str, Any]:
         """Arguments of the engine."""
-        found: dict[str, Any] = {"tensor_parallel_size": self.tp}
+        found: dict[str, Any] = {"tensor_parallel_size": self.tp, "pipeline_parallel_size": self.pp}
         if self.ep or self.replicas:
             found["enable_expert_parallel"] = True
         if self.replicas:
@@ -105,9 +117,9 @@ def world(
     port, identity = _free_port(), f"dcr-lane-{uuid4().hex[:12]}"
     fork = multiprocessing.get_context("fork")
     pipes, ranks = [], []
-    for rank in range(layout.tp):
+    for rank in range(layout.world):
         ours, theirs = fork.Pipe()
-        body = _Rank(rank, layout.tp, config, (port, identity), keep, make_rank, extra or {})
+        body = _Rank(rank, layout, config, (port, identity), keep, make_rank, extra or {})
         process = fork.Process(target=body.run, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
@@ -132,7 +144,7 @@ def world(
 @dataclass(frozen=True, slots=True)
 class _Rank:
     rank: int
-    tp: int
+    layout: Layout
     config: Any
     meeting: tuple[int, str]
     keep: bool
@@ -146,7 +158,7 @@ class _Rank:
         except BaseException:  # noqa: BLE001 -- the test's process reports it
             pipe.send_bytes(json.dumps([False, traceback.format_exc()]).encode())
             os._exit(1)
-        greeting = Greeting(self.rank, self.tp, os.getpid(), "cpu")
+        greeting = Greeting(self.rank, self.layout.world, os.getpid(), "cpu")
         server = RankServer(loader, greeting, make_rank=self.make_rank)
         pipe.send_bytes(json.dumps([True, "ready"]).encode())
         while True:
@@ -176,9 +188,9 @@ class _Rank:
         plugin.register()
         with set_current_vllm_config(self.config):
             init_distributed_environment(
-                self.tp, self.rank, f"tcp://127.0.0.1:{port}", self.rank, backend="gloo"
+                self.layout.world, self.rank, f"tcp://127.0.0.1:{port}", self.rank, backend="gloo"
             )
-            initialize_model_parallel(self.tp)
+            initialize_model_parallel(self.layout.tp, self.layout.pp)
             return VllmLoader(get_model(vllm_config=self.config), self.config)
 
 

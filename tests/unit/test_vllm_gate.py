@@ -1,0 +1,96 @@
+"""The gates of vLLM engines over a control that only writes down what it is told."""
+
+from typing import Any
+
+import pytest
+
+from dcr.errors import IntegrityError, Unreachable
+from dcr_adapters.vllm.gate import OfflineGate, VllmGate
+
+
+class Recorded:
+    """An ``EngineControl``."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.dead = False
+
+    def call_workers(self, calls: str) -> list[dict[str, Any]]:
+        return []
+
+    def pause(self) -> None:
+        self._tell("pause")
+
+    def resume(self) -> None:
+        self._tell("resume")
+
+    def reset_caches(self) -> None:
+        self._tell("reset")
+
+    def set_version(self, version: str) -> None:
+        self._tell(f"version {version}")
+
+    def _tell(self, what: str) -> None:
+        if self.dead:
+            raise Unreachable("dead")
+        self.told.append(what)
+
+
+def test_caches_are_reset_before_the_version_is_set_and_requests_go_on() -> None:
+    control = Recorded()
+    gate = VllmGate(control)
+    assert (gate.is_open, gate.version) == (False, -1)
+    gate.close()
+    gate.open(3, changed=True)
+    assert control.told == ["pause", "reset", "version 3", "resume"]
+    assert (gate.is_open, gate.version) == (True, 3)
+
+
+def test_unchanged_weights_keep_caches() -> None:
+    control = Recorded()
+    gate = VllmGate(control)
+    gate.close()
+    gate.open(3, changed=False)
+    assert control.told == ["pause", "version 3", "resume"]
+
+
+def test_opening_again_is_no_event() -> None:
+    control = Recorded()
+    gate = VllmGate(control)
+    gate.close()
+    gate.open(1, changed=True)
+    told = list(control.told)
+    gate.open(1, changed=True)
+    assert control.told == told
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_weights_that_change_under_requests_are_an_error(opened: bool) -> None:
+    gate = VllmGate(Recorded())
+    if opened:
+        gate.close()
+        gate.open(1, changed=True)
+    with pytest.raises(IntegrityError, match="while requests were computed"):
+        gate.open(2, changed=True)
+
+
+def test_a_dead_engine_leaves_the_gate_shut() -> None:
+    control = Recorded()
+    gate = VllmGate(control)
+    gate.close()
+    control.dead = True
+    with pytest.raises(Unreachable):
+        gate.open(1, changed=True)
+    assert not gate.is_open
+
+
+def test_offline_requests_wait_for_an_open_gate() -> None:
+    control = Recorded()
+    gate = OfflineGate(control, admit_deadline_s=0.01)
+    with pytest.raises(Unreachable), gate.generating():
+        pass
+    gate.close()
+    gate.open(0, changed=True)
+    with gate.generating() as version:
+        assert version == 0
+    assert control.told == ["version 0", "reset"]
