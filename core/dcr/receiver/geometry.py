@@ -38,37 +38,6 @@ class Copy:
         """Whether one canonical element feeds several elements of the destination."""
         return any(n > 1 and s == 0 for n, s in zip(self.shape, self.source_strides, strict=True))
 
-    @property
-    def once(self) -> tuple[int | slice, ...]:
-        """Index that keeps one of the repeats of each broadcast dimension: such a source can be written."""
-        pairs = zip(self.shape, self.source_strides, strict=True)
-        return tuple(0 if n > 1 and s == 0 else slice(None) for n, s in pairs)
-
-    @property
-    def extent(self) -> tuple[int, int]:
-        """First byte address and one past the last that the copy can write."""
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
-        return self.address, self.address + (last + 1) * self.dtype.itemsize
-
-    def source(self, flat: torch.Tensor) -> torch.Tensor:
-        """The copy's source within a flat canonical tensor [num_elements] of any dtype."""
-        return flat.as_strided(self.shape, self.source_strides, self.source_offset)
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """A constant written by the loader, for example into padding."""
-
-    resident: str
-    target: torch.Tensor = field(compare=False, repr=False)
-
-    @property
-    def extent(self) -> tuple[int, int]:
-        """First byte address and one past the last that the fill can write."""
-        last = sum((n - 1) * s for n, s in zip(self.target.shape, self.target.stride(), strict=True))
-        start = self.target.data_ptr()
-        return start, start + (last + 1) * self.target.element_size()
-
 
 def describe_copy(resident: str, target: torch.Tensor, source: torch.Tensor, *, scalar: bool = False) -> Copy:
     """The numbers of ``target.copy_(source)``; a source of another shape is expanded as ``copy_`` does.

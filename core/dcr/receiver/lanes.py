@@ -10,7 +10,8 @@ import torch
 from dcr.errors import ConfigError
 from dcr.model import Bits, TensorSpec, bits_dtype, known_dtypes
 
-_LANES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+LANES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Signed type of a width in bytes."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -28,7 +29,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def lanes(tensor: torch.Tensor) -> torch.Tensor:
     """The same storage and geometry as signed integers of the element's width."""
-    return tensor.view(_LANES[tensor.element_size()])
+    return tensor.view(LANES[tensor.element_size()])
 
 
 def dense_from_bits(spec: TensorSpec, bits: Bits) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dcr.errors import UnsupportedPath
 from dcr.model import Catalogue, TensorSpec
 from dcr.receiver.geometry import Copy
 from dcr.receiver.landing import Constant, Landing
@@ -42,13 +41,3 @@ class PlacementTable:
         """The answer to ``RankPort.prewarm``."""
         own = {name: reason for name, reason in self.refusals.items() if name not in self.paths}
         return RankPlacement(dict(self.paths), own, self.storages.guards)
-
-    def require_supported(self) -> None:
-        """Raise UnsupportedPath, naming each refused tensor and what to do."""
-        if self.refusals:
-            shown = "; ".join(f"{name}: {reason}" for name, reason in sorted(self.refusals.items())[:8])
-            more = f"; and {len(self.refusals) - 8} more" if len(self.refusals) > 8 else ""
-            raise UnsupportedPath(
-                f"the loader cannot take deltas for {len(self.refusals)} tensors: {shown}{more}. "
-                "Use dense refits, or a loader configuration that copies these tensors unchanged"
-            )

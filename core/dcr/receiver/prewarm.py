@@ -26,7 +26,7 @@ def learn(loader: NativeLoader, catalogue: Catalogue, *, keep_copies: bool = Fal
     """Learn where ``loader`` puts the tensors of ``catalogue``, with every resident bit as it was before.
 
     ``keep_copies``: the table also has what the dispatch hook expects of tensors that are LEARNED.
-    The table may hold refusals; ``require_supported`` raises them.
+    The table may hold refusals; ``dcr.receiver.join`` raises them.
 
     Raises:
         UnsupportedPath: the loader replaced storage for good, or wrote it where no hook can see. What

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.indexmap import Box
+from dcr.receiver.lanes import LANES
 from dcr.receiver.scatter.batch import Action, Entries, Positions, Readback, of_width
-from dcr.receiver.scatter.plan import LANES, Plan
+from dcr.receiver.scatter.plan import Plan
 
 Selector: TypeAlias = slice | NDArray[np.intp]
 

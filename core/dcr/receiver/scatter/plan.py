@@ -29,9 +29,6 @@ DIM = np.dtype([("size", "<i8"), ("src", "<i8"), ("dst", "<i8")])
 
 STORE = np.dtype([("address", "<i8"), ("num_bytes", "<i8")])
 
-LANES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Signed type of a width in bytes: torch moves bits as integers."""
-
 
 class StoreInfo(Protocol):
     """What is known of one storage (``dcr.receiver.storages.StorageInfo`` has it)."""

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from dcr.indexmap import Box
+from dcr.receiver.lanes import LANES
 from dcr.receiver.scatter.batch import Readback, of_width
-from dcr.receiver.scatter.plan import LANES, Plan
+from dcr.receiver.scatter.plan import Plan
 
 
 def read_range(plan: Plan, row: int, start: int, stop: int) -> Readback:

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dcr.receiver.lanes import LANES
 from dcr.receiver.scatter.batch import Action, Entries, Positions, Readback, of_width
 from dcr.receiver.scatter.numpy_engine import Selector, merge, resolve
-from dcr.receiver.scatter.plan import LANES, Plan
+from dcr.receiver.scatter.plan import Plan
 
 _FAR = 1 << 31
 
