@@ -196,4 +196,6 @@ def test_shapes_and_strides_follow_c_order() -> None:
     candidate[2, 1] = 99
     assert changed_indices(candidate, baseline).tolist() == [9]
     assert changed_indices(candidate.T, baseline.T).tolist() == [5]
+    assert changed_indices(candidate, baseline, engine="torch").tolist() == [9]
+    assert changed_indices(candidate.T, baseline.T, engine="torch").tolist() == [5]
     assert changed_indices(np.array(1, np.uint8), np.array(2, np.uint8)).tolist() == [0]

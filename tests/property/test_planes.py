@@ -122,7 +122,10 @@ def test_one_far_entry_among_many_costs_little() -> None:
 
 
 def test_an_item_far_inside_a_tensor_costs_as_much_as_at_its_start() -> None:
-    for where in (spread(3000, 0.01), bursts(30, 6400), repeated([7, 1000], 5000), strided(0, 5, 64, 500)):
+    """Also one so regular that its types are tried whole, by either engine."""
+    regular = [np.cumsum(np.resize([1, 300, 1, 300, 7], size)) for size in (2100, 1 << 15)]
+    even = [spread(3000, 0.01), bursts(30, 6400), repeated([7, 1000], 5000), strided(0, 5, 64, 500)]
+    for where in (*even, *regular):
         start, far = (len(encode(item("w", where + offset))) for offset in (0, 2**50 + 128))
         assert far <= start + 40
 

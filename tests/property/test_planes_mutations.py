@@ -4,6 +4,7 @@
 """
 
 import struct
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from tests.property.payload_items import payload_items
 from dcr.codec import Item, Limits, Payload, decode_payload, encode_payload
 from dcr.codec.engines import EngineName
 from dcr.codec.kinds import Kind
+from dcr.codec.table import read_table
 from dcr.config import CodecConfig
 from dcr.errors import PayloadError
 from dcr.model import AttemptId, Encoding
@@ -226,6 +228,29 @@ def test_claims_are_compared_with_the_item_table_before_anything_else_is_decompr
             decode_payload(data)
     with pytest.raises(PayloadError, match="the limit is"):
         decode_payload(ALL, limits=Limits(max_section_bytes=4096))
+
+
+def test_entries_whose_values_are_missing_cost_nothing() -> None:
+    """A billion entries in 300 bytes: refused before 8 bytes are spent on each location."""
+    for name in every_kind():
+        parts = table_with(alone(name), 0, 1 << 30)
+        parts = replace(parts, head=replace(parts.head, num_entries=1 << 30))
+        tracemalloc.start()
+        refused(parts, "items use .* which holds")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+        tracemalloc.stop()
+
+
+def test_dims_that_no_item_has_are_not_unpacked() -> None:
+    """8 bytes each in the table, 40 as numbers of Python."""
+    table = alone("rice").sections[Kind.ITEM_TABLE]
+    dims = np.full(1 << 17, 1 << 40, "<u8").tobytes()
+    table = struct.pack("<QQQ", 1, 1 << 17, 4) + table[24 : -8 - len("rice")] + dims + b"rice"
+    tracemalloc.start()
+    with pytest.raises(PayloadError, match="do not add up"):
+        read_table(table, num_items=1, num_entries=201, limits=Limits())
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 edits = st.lists(st.tuples(st.integers(0, 2**16), st.binary(max_size=9)), max_size=3)

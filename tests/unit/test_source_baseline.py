@@ -13,8 +13,8 @@ from dcr import observe
 from dcr.errors import ConfigError, IntegrityError, StoreError
 from dcr.model import TensorSpec
 from dcr.source import UNPROVEN, AffineTask, Baseline, owned
-from dcr.source.change import TaskChange, find_change
-from dcr.source.digests import DigestTable, digest_task
+from dcr.source.change import Change, WholeChange, find_change
+from dcr.source.digests import DigestTable, TaskDigests, digest_task
 from dcr.testing.toy_trainer import Placement, Tensors, ToySource, ToyTensor, mutate, random_bits
 
 KEY = "cd" * 16
@@ -45,7 +45,7 @@ class Rig:
     def digests(self) -> DigestTable:
         return {task.key: digest_task(KEY, task, self.source.read(task)) for task in self.tasks}
 
-    def changes(self) -> Iterator[TaskChange]:
+    def changes(self) -> Iterator[Change]:
         for task in self.tasks:
             observe.point("owner.fold_in.task.before", key=task.key)
             yield find_change(task, self.source.read(task), self.baseline.bits(task))
@@ -172,6 +172,26 @@ def test_other_bits_than_announced_never_reach_a_tracker(rig: Rig) -> None:
     rig.load()
     assert rig.baseline.stale(1) == ("norm", "proj")
     assert rig.baseline.stale(0) == ("embed",)
+
+
+class WrittenTooEarly(WholeChange):
+    """The trainer's next step begins between the proof and the write."""
+
+    def digests(self, audit_key: str, before: TaskDigests) -> TaskDigests:  # type: ignore[explicit-override]  # typing.override: 3.12
+        found = WholeChange.digests(self, audit_key, before)
+        self.new[0] ^= 1
+        return found
+
+
+def test_weights_that_are_written_while_they_are_folded_in_whole_are_noticed(rig: Rig) -> None:
+    digests = rig.digests()
+    live = {task.key: np.array(rig.source.read(task)) for task in rig.tasks}
+    changes = (WrittenTooEarly(task, live[task.key], task.num_elements) for task in rig.tasks)
+    with pytest.raises(IntegrityError, match="torn"):
+        rig.baseline.fold_in(1, digests, changes)
+    assert rig.baseline.version == UNPROVEN
+    assert rig.rebuild(1) == sorted(task.name for task in rig.tasks)
+    assert rig.holds(1)
 
 
 def test_fold_in_without_a_task_is_refused(rig: Rig) -> None:

@@ -13,7 +13,7 @@ from dcr.codec.limits import Limits
 from dcr.codec.pack import Sections, pack_planes, pack_published
 from dcr.codec.sections import check_bounds, read_frame, read_section_table, write_sections
 from dcr.codec.table import Row, max_table_bytes, read_table
-from dcr.codec.unpack import check_claims, read_items, section_bounds
+from dcr.codec.unpack import check_claims, check_exact, read_items, section_bounds
 from dcr.config import CodecConfig
 from dcr.errors import ConfigError, PayloadError
 from dcr.model import AttemptId, RunId
@@ -169,6 +169,7 @@ def read_rows(data: memoryview, limits: Limits) -> tuple[Head, list[Row], dict[i
     rows = read_table(raw_table, num_items=head.num_items, num_entries=head.num_entries, limits=limits)
     bounds = section_bounds(rows)
     check_bounds(table, {row.kind: bounds[row.kind] for row in table if row.kind != Kind.ITEM_TABLE})
+    check_exact(bounds, {row.kind: row.raw_bytes for row in table})
     return (
         head,
         rows,

@@ -162,8 +162,8 @@ def _tried(locations: Indices, rice: int, engine: Engine, level: int) -> int:
     part = _joined(_slices(locations, _TRIED_SLICE))
     sizes = {kind: _size(part, Plan(kind, 0), engine, level) for kind in {rice, *_candidates(part)}}
     if min(sizes.values()) < _TOO_REGULAR_BYTES:
-        kinds = {rice, *_candidates(locations)}
-        sizes = {kind: _size(locations, Plan(kind, 0), engine, level) for kind in kinds}
+        part = _joined([locations])  # from near 0, or the first gap alone might have rivers of unary bits
+        sizes = {kind: _size(part, Plan(kind, 0), engine, level) for kind in {rice, *_candidates(part)}}
     ranked = sorted(sizes, key=lambda kind: (sizes[kind], kind))
     return next(kind for kind in ranked if _fits(kind, locations))
 

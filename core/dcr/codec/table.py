@@ -113,23 +113,24 @@ def read_table(raw: bytes, *, num_items: int, num_entries: int, limits: Limits) 
     Raises:
         PayloadError: anything else.
     """
-    columns, dims, names = _split(raw, num_items)
+    columns, coded_dims, names = _split(raw, num_items)
     _check_columns(columns, num_entries, limits)
-    if int(columns["dims"].sum()) != len(dims) or int(columns["name_bytes"].sum()) != len(names):
+    if int(columns["dims"].sum()) != len(coded_dims) or int(columns["name_bytes"].sum()) != len(names):
         raise PayloadError("item table: dims or name lengths do not add up to what the section holds")
     plain = {column: array.tolist() for column, array in columns.items()}
+    dims = coded_dims.tolist()
     rows = []
     dim_at = name_at = 0
     for index in range(num_items):
         values = {column: cells[index] for column, cells in plain.items()}
         dim_end, name_end = dim_at + values["dims"], name_at + values["name_bytes"]
-        rows.append(_row(values, tuple(dims[dim_at:dim_end]), names[name_at:name_end]))
+        rows.append(_row(values, tuple(dims[dim_at:dim_end]), bytes(names[name_at:name_end])))
         dim_at, name_at = dim_end, name_end
     _check_tiling(rows)
     return rows
 
 
-def _split(raw: bytes, num_items: int) -> tuple[_Columns, list[int], bytes]:
+def _split(raw: bytes, num_items: int) -> tuple[_Columns, NDArray[np.uint64], memoryview]:
     if len(raw) < _HEADER.size:
         raise PayloadError(f"item table of {len(raw)} bytes is shorter than its header")
     items, num_dims, name_bytes = _HEADER.unpack_from(raw)
@@ -143,7 +144,7 @@ def _split(raw: bytes, num_items: int) -> tuple[_Columns, list[int], bytes]:
         columns[column] = np.frombuffer(raw, dtype=kind, count=items, offset=at)
         at += columns[column].nbytes
     dims = np.frombuffer(raw, dtype="<u8", count=num_dims, offset=at)
-    return columns, dims.tolist(), raw[at + dims.nbytes :]
+    return columns, dims, memoryview(raw)[at + dims.nbytes :]
 
 
 def _check_columns(columns: _Columns, num_entries: int, limits: Limits) -> None:

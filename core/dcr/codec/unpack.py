@@ -35,6 +35,11 @@ from dcr.model import Bits, Encoding, bits_dtype
 
 Sections: TypeAlias = Mapping[int, bytes]
 
+_DEPEND_ON_CONTENT = frozenset(
+    [Kind.UNARY, Kind.LOW_BITS, Kind.MASKS, Kind.ESCAPED_GAPS, *EXCESS_PLANES, Kind.ITEM_TABLE]
+)
+"""Sections that the rows only bound."""
+
 
 def section_bounds(rows: Sequence[Row]) -> Counter[int]:
     """Most bytes that each section but the item table can have if its items are honest."""
@@ -45,6 +50,20 @@ def section_bounds(rows: Sequence[Row]) -> Counter[int]:
         most.update(_value_bounds(row))
         most.update(_location_bounds(row))
     return most
+
+
+def check_exact(bounds: Mapping[int, int], claims: Mapping[int, int]) -> None:
+    """Sections whose size follows from the rows must have it, before anything of that size is allocated.
+
+    Else a run of many entries whose values are missing would cost 8 bytes for each.
+
+    Raises:
+        PayloadError: names one that has another size.
+    """
+    for kind, size in bounds.items():
+        claim = claims.get(kind, 0)
+        if kind not in _DEPEND_ON_CONTENT and claim != size:
+            raise PayloadError(f"items use {size} bytes of {kind_name(kind)}, which holds {claim}")
 
 
 def _value_bounds(row: Row) -> dict[int, int]:

@@ -58,10 +58,11 @@ def _chunks(baseline: Candidate, like: torch.Tensor, size: int) -> Iterator[tupl
         flat = _flat(baseline, like.dtype).to(like.device)
         yield from ((start, flat[start : start + size]) for start in range(0, len(flat), size))
         return
-    buffers = [_buffer(min(size, baseline.size), like) for _ in range(2)]
+    bits = np.ascontiguousarray(baseline).reshape(-1)
+    buffers = [_buffer(min(size, bits.size), like) for _ in range(2)]
     ahead: tuple[int, torch.Tensor] | None = None
-    for number, start in enumerate(range(0, baseline.size, size)):
-        staged = _send(baseline[start : start + size], buffers[number % 2], like)
+    for number, start in enumerate(range(0, bits.size, size)):
+        staged = _send(bits[start : start + size], buffers[number % 2], like)
         if ahead is not None:
             yield ahead
         ahead = start, staged
