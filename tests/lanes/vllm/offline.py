@@ -40,8 +40,8 @@ def _run(body: Callable[[], Any], pipe: Connection) -> None:
     os._exit(0)
 
 
-def offline(model: Path) -> Any:
-    """An ``LLM`` on one rank that takes deltas."""
+def offline(model: Path, **options: Any) -> Any:
+    """An ``LLM`` on one rank that takes deltas: by the worker extension, unless ``options`` say how."""
     from vllm import LLM
 
     from dcr_adapters.vllm.plugin import EXTENSION
@@ -51,12 +51,12 @@ def offline(model: Path) -> Any:
         name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("llvmlite.binding")
     }
     try:
-        return _started(LLM, model, EXTENSION)
+        return _started(LLM, model, options or {"worker_extension_cls": EXTENSION})
     finally:
         sys.modules.update(hidden)
 
 
-def _started(kind: Any, model: Path, extension: str) -> Any:
+def _started(kind: Any, model: Path, options: dict[str, Any]) -> Any:
     return kind(
         model=str(model),
         dtype="bfloat16",
@@ -65,7 +65,7 @@ def _started(kind: Any, model: Path, extension: str) -> Any:
         enforce_eager=True,
         kv_cache_memory_bytes=32 << 20,
         skip_tokenizer_init=True,
-        worker_extension_cls=extension,
+        **options,
     )
 
 

@@ -1,5 +1,7 @@
 """Refits of an offline ``LLM``, between two calls of ``generate`` (DESIGN R19)."""
 
+import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,13 @@ from typing import Any
 import vllm  # noqa: F401 -- imported once, before processes are forked
 from tests.lanes.vllm import checkpoints
 from tests.lanes.vllm.offline import in_fork, offline, say
-from tests.lanes.vllm.run import Run
+from tests.lanes.vllm.run import Run, items_of
 
+from dcr.codec import Payload
+from dcr.model import Encoding, PathClass, to_json
 from dcr_adapters.vllm.control import OfflineControl
 from dcr_adapters.vllm.gate import OfflineGate
+from dcr_adapters.vllm.messages import Apply
 from dcr_adapters.vllm.ranks import Workers
 
 
@@ -43,3 +48,41 @@ def test_refits_between_two_batches(tmp_path: Path) -> None:
     for path, (_, _, tokens) in zip(paths, said, strict=True):
         assert tokens == in_fork(partial(fresh, path))
     assert said[0][2] != said[-1][2]
+
+
+def test_vllms_own_weight_update_calls(tmp_path: Path) -> None:
+    """Backend ``dcr``, which only the entry point offers, and no worker extension."""
+    old = checkpoints.make(tmp_path, "llama")
+    new = checkpoints.changed(old, tmp_path / "new", rate=0.2)
+    run = Run(tmp_path, checkpoints.catalogue(old), checkpoints.version(old))
+    attempt = run.next_attempt()
+    classes = dict.fromkeys(run.catalogue.by_name(), PathClass.XOR)
+    items = items_of(run.catalogue, run.newest, checkpoints.version(new), classes, Encoding.XOR)
+    payloads = run.payloads(attempt, items)
+
+    def body() -> Any:
+        from vllm.config import WeightTransferConfig
+
+        llm = offline(old, weight_transfer_config=WeightTransferConfig(backend="dcr"))
+        before = say(llm)
+        llm.init_weight_transfer_engine({"init_info": asdict(run.setup())})
+        llm.start_weight_update()
+        for method, params in (
+            ("prewarm", {}),
+            ("begin", {"clean": True}),
+            *(("apply", apply_of(payload)) for payload in payloads),
+        ):
+            llm.update_weights({"update_info": {"method": method, "params": params}})
+        llm.finish_weight_update()
+        llm.reset_prefix_cache(reset_running_requests=True)
+        return before, say(llm)
+
+    before, after = in_fork(body)
+    assert before == in_fork(partial(fresh, old))
+    assert after == in_fork(partial(fresh, new))
+    assert before != after
+
+
+def apply_of(payload: Payload) -> Any:
+    wanted = Apply(payload.attempt, payload.owner, payload.sequence, payload.digest, allow_xor=True)
+    return json.loads(to_json(wanted))
