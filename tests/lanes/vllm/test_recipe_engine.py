@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,11 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
     serving = VllmEngine(engine, thread)
     storage = VllmStorage(serving.call_workers, Workers(control, folder=folder))
     yield Instance(serving, storage, ServingGate(VllmGate(control)), folder)
-    thread.loop.call_soon_threadsafe(engine.shutdown)
+    thread.wait(_shut_down(engine))
+
+
+async def _shut_down(engine: Any) -> None:
+    engine.shutdown()
 
 
 def test_a_group_depends_on_weights_prompt_and_seeds_alone(instance: Instance) -> None:
