@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dcr.model import Encoding
 from dcr.receiver.apply import Applier
 from dcr.receiver.methods import MethodName
-from dcr.testing.deltas import audit_of, changed_version, delta_items, random_version
+from dcr.testing.deltas import audit_of, changed_version, delta_items, payload_of, random_version
 from dcr.testing.native_loader_suite import take
 from dcr.testing.toy_runtime import ToyRuntime
 
@@ -40,6 +41,26 @@ def grows_by(method: MethodName, num_refits: int) -> int:
     finally:
         tracemalloc.stop()
     return held[1] - held[0]
+
+
+def test_a_checked_attempt_leaves_no_payload_behind() -> None:
+    """Payloads are a good part of a model's size, and the next refit may be minutes away."""
+    rng = np.random.default_rng(5)
+    runtime = ToyRuntime()
+    applier = Applier(runtime, runtime.catalogue)
+    old = random_version(runtime.catalogue, rng)
+    applier.prewarm()
+    applier.restore(old, audit_of(runtime.catalogue, old))
+    items = delta_items(runtime.catalogue, old, changed_version(runtime.catalogue, old, rng, 0.3))
+    payload = payload_of(runtime.catalogue, items)
+    arrays = [weakref.ref(array) for item in payload.items for array in (item.locations, item.values)]
+    applier.begin(clean=True)
+    applier.apply(payload)
+    applier.synchronize()
+    applier.check()
+    del payload
+    gc.collect()
+    assert [array for array in arrays if array() is not None] == []
 
 
 @pytest.mark.parametrize("method", ["hook", "auto"])

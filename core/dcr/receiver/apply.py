@@ -128,18 +128,20 @@ class RankApplier:
         self._loader.synchronize()
 
     def check(self) -> Partials:
-        """See ``RankPort``."""
+        """See ``RankPort``; what it has proven is let go, for payloads are large beside a serving model."""
         self._require_unmoved()
         names = {item.name: None for _, item in self._written if item.name in self._shadows}
         if names and (wrong := self._unlike_reloaded(self.map.together(names))):
             raise AttemptFailed(f"{', '.join(names)}: {wrong} do not hold what the loader makes of them")
-        return check_items(
+        partials = check_items(
             self._written,
             placed=self.map.placed,
             shadows=self._shadows,
             digester=self._digester,
             engine=self._engine,
         )
+        self._written.clear()
+        return partials
 
     def restore(self, tensors: Mapping[str, Bits], *, cancelled: Cancelled = never) -> None:
         """See ``RankPort``; also raises IntegrityError if a tensor is missing."""

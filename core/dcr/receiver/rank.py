@@ -125,6 +125,8 @@ class RankPort(Protocol):
     def check(self) -> Partials:
         """Re-read everything applied since ``begin``; replicas on this rank are compared here.
 
+        Once for an attempt: items need not be kept when it has returned.
+
         An item of a tensor that this rank holds is answered for even if none of its entries lie here
         (``dcr.audit.EMPTY`` for each part without any).
 
