@@ -54,6 +54,8 @@ def stored_bits(tensor: "torch.Tensor") -> Bits:
     """
     import torch
 
+    if not tensor.numel():  # torch gives an empty tensor strides that no other type can view
+        return np.zeros(0, dtype=f"<u{tensor.element_size()}")
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     bits: Bits = raw.view(f"<u{tensor.element_size()}")
     return bits
