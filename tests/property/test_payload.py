@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.payload_items import identities, payload_items, simple_item
 
-from dcr.codec import CODECS, Item, Limits, decode_payload, encode_payload, payload_digest, read_head
+from dcr.codec import (
+    CODECS,
+    Item,
+    Limits,
+    decode_payload,
+    encode_payload,
+    payload_digest,
+    read_head,
+    stated_digest,
+)
 from dcr.codec.item import takes_encoding
 from dcr.codec.kinds import GAP_DTYPES, RUN
 from dcr.codec.locations import encode_locations
@@ -37,7 +46,7 @@ def test_decode_inverts_encode(items: list[Item], identity: dict[str, Any], name
     payload = decode_payload(data)
     assert list(payload.items) == items
     assert {field: getattr(payload, field) for field in identity} == identity
-    assert payload.digest == payload_digest(data) == read_head(data).digest
+    assert payload.digest == payload_digest(data) == read_head(data).digest == stated_digest(data)
     assert encode_payload(payload.items, **identity, codec=codec) == data
 
 

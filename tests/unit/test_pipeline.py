@@ -4,7 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -282,17 +282,32 @@ def test_cancellation_ends_each_stage(threads: int, stage: str) -> None:
     assert seen.count("owner.publish.after") < 60
 
 
-def test_an_error_does_not_wait_for_its_turn() -> None:
-    """The last of three chunks fails while the first is still being converted: the first then ends early."""
+@pytest.mark.parametrize("late_s", [0, 0.05])
+def test_an_error_does_not_wait_for_its_turn(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second chunk fails while the first is still being converted: the first then ends early.
+
+    Also if the caller looks before the failure was noted.
+    """
+    add = Future.add_done_callback
+
+    def late(future: Future[Any], call: Callable[[Future[Any]], object]) -> None:
+        def noted(done: Future[Any]) -> None:
+            time.sleep(late_s)
+            call(done)
+
+        add(future, noted)
+
+    monkeypatch.setattr(Future, "add_done_callback", late)
     failed = threading.Event()
     slow_ended_by: list[str] = []
 
     def convert(chunk: Chunk, live: CheckLive) -> list[Item]:
         if chunk[0].name == "1":
+            time.sleep(late_s)  # until the caller waits
             failed.set()
             raise ValueError("second")
         assert failed.wait(30)
-        for _ in range(30_000):
+        for _ in range(3_000):
             try:
                 live()
             except BaseException as err:

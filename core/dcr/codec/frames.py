@@ -10,7 +10,6 @@ All three are ordinary zstd frames.
 """
 
 import struct
-from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -46,19 +45,16 @@ def compress_smallest(raw: Raw, level: int) -> bytes:
     """The smallest of the three frames of ``raw``, as far as a sample tells; nothing for nothing."""
     if not len(raw):
         return b""
-    frame = smallest_way(raw, level)(raw)
-    return frame if len(frame) < _stored_size(len(raw)) else stored(raw)
-
-
-def smallest_way(raw: Raw, level: int) -> Callable[[Raw], bytes]:
-    """Which of the three ways suits ``raw``."""
     part = sample(raw)
-    entropy, searched = len(_entropy().compress(part)), len(_at_level(level).compress(part))
-    if min(entropy, searched) >= _stored_size(len(part)):
-        return stored
-    search = searched < _WORTH_A_SEARCH * entropy
-    way: Callable[[Raw], bytes] = (_at_level(level) if search else _entropy()).compress
-    return way
+    frames = _entropy().compress(part), _at_level(level).compress(part)
+    search = len(frames[1]) < _WORTH_A_SEARCH * len(frames[0])
+    if min(map(len, frames)) >= _stored_size(len(part)):
+        return stored(raw)
+    if len(part) == len(raw):
+        frame = frames[search]
+    else:
+        frame = (_at_level(level) if search else _entropy()).compress(raw)
+    return frame if len(frame) < _stored_size(len(raw)) else stored(raw)
 
 
 def smallest_size(raw: Raw, level: int) -> int:

@@ -120,6 +120,11 @@ def payload_digest(data: bytes | memoryview) -> str:
     return read_head(data).digest
 
 
+def stated_digest(data: bytes) -> str:
+    """As ``payload_digest``, not verified: what this process has just encoded need not be hashed twice."""
+    return data[_FIELDS.size : HEAD_BYTES].hex()
+
+
 def _parse(fields: memoryview, digest: str) -> Head:
     (magic, version, flags, num_sections, run, transition, number, owner, sequence, parent, catalogue,
      num_items, num_entries, raw_bytes, body_bytes) = _FIELDS.unpack(fields)  # fmt: skip

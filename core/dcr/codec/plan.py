@@ -59,10 +59,11 @@ def plan_locations(locations: Indices, engine: Engine, level: int) -> Plan:
 
 
 def _choose(locations: Indices, engine: Engine, level: int) -> int:
-    gaps = np.concatenate([np.diff(part) for part in _slices(locations, _SLICE)]) - 1
+    gaps = np.concatenate([part[1:] - part[:-1] for part in _slices(locations, _SLICE)]) - 1
+    mean = float(gaps.mean())
     skipped = int(locations[-1]) - int(locations[0]) + 1 - len(locations)
-    low_bits, bits = best_low_bits(gaps, least_low_bits(skipped, len(locations) - 1))
-    if len(locations) < _LOOKED_AT_FROM or (_are_geometric(gaps) and not _repeat(gaps, bits)):
+    low_bits, bits = best_low_bits(gaps, mean, least_low_bits(skipped, len(locations) - 1))
+    if len(locations) < _LOOKED_AT_FROM or (_are_geometric(gaps, mean) and not _repeat(gaps, mean, bits)):
         return RICE + low_bits
     if len(locations) < _TRIED_FROM:
         block_bits, kind = _blocks(locations)
@@ -96,6 +97,8 @@ def _strided(locations: Indices) -> tuple[int, int] | None:
 
 def _run_length(locations: Indices) -> int:
     """Entries before the first gap; there is one."""
+    if int(locations[1]) - int(locations[0]) > 1:  # nearly always
+        return 1
     length = 16
     while True:
         breaks = np.flatnonzero(np.diff(locations[: length + 1]) != 1)
@@ -112,9 +115,8 @@ def _slices(locations: Indices, size: int) -> list[Indices]:
     return [locations[at * step : at * step + size + 1] for at in range(_SLICES)]
 
 
-def best_low_bits(gaps: Indices, least: int = 0) -> tuple[int, float]:
-    """Low bits k, ``least`` or more, for ``gaps`` [G > 0], and the bits a gap of that Rice code."""
-    mean = float(gaps.mean())
+def best_low_bits(gaps: Indices, mean: float, least: int = 0) -> tuple[int, float]:
+    """Low bits k, at least ``least``, for ``gaps`` [G > 0] of that ``mean``, and the bits a gap they take."""
     guess = max(0, int(log2(mean * 0.69))) if mean > 1.5 else 0
     tried = range(max(least, guess - 1), max(least, min(guess + 1, MAX_LOW_BITS)) + 1)
     bits, low_bits = min((_rice_bits(gaps, k), k) for k in tried)
@@ -129,21 +131,20 @@ def _rice_bits(gaps: Indices, low_bits: int) -> float:
     return low_bits + min(unary, max(1.03 * entropy, unary / 64))
 
 
-def _are_geometric(gaps: Indices) -> bool:
+def _are_geometric(gaps: Indices, mean: float) -> bool:
     """Whether as many of ``gaps`` [G] reach some sizes as of evenly spread changes, but for chance."""
-    mean = float(gaps.mean())
     for part in (0.25, 1.0, 2.5):
         size = int(mean * part) + 1
         expected = (mean / (mean + 1)) ** size
-        seen = int((gaps >= size).sum()) / len(gaps)
+        seen = int(np.count_nonzero(gaps >= size)) / len(gaps)
         if abs(seen - expected) > 0.008 + 2.5 * (expected * (1 - expected) / len(gaps)) ** 0.5:
             return False
     return True
 
 
-def _repeat(gaps: Indices, bits: float) -> bool:
+def _repeat(gaps: Indices, mean: float, bits: float) -> bool:
     """Whether few values make up the ``gaps`` [G], so that their bytes take fewer than ``bits`` each."""
-    if len(gaps) < _TRIED_FROM // 2 or float(gaps.mean()) > ESCAPE:
+    if len(gaps) < _TRIED_FROM // 2 or mean > ESCAPE:
         return False
     counts = np.bincount(np.minimum(gaps, ESCAPE), minlength=ESCAPE + 1)
     return byte_bits(counts) + 8 * int(counts[ESCAPE]) < 0.9 * bits * len(gaps)
@@ -153,7 +154,7 @@ def _blocks(locations: Indices) -> tuple[float, int]:
     """Bits and type id of all ``locations`` as blocks, with masks as they are."""
     blocks = locations[np.flatnonzero(np.diff(locations // BLOCK, prepend=np.int64(-1)))] // BLOCK
     gaps = np.diff(blocks) - 1
-    low_bits, bits = best_low_bits(gaps) if len(gaps) else (0, 1.0)
+    low_bits, bits = best_low_bits(gaps, float(gaps.mean())) if len(gaps) else (0, 1.0)
     return _PARAMETER + (bits + BLOCK) * len(blocks), BLOCKS + low_bits
 
 
@@ -186,7 +187,7 @@ def _candidates(locations: Indices) -> Iterator[int]:
         yield wide
     if int((gaps // ESCAPE).sum()) < 3 * len(gaps):
         yield ESCAPED
-    for kind in (RICE + best_low_bits(gaps)[0], _blocks(locations)[1]):
+    for kind in (RICE + best_low_bits(gaps, float(gaps.mean()))[0], _blocks(locations)[1]):
         first = RICE if is_rice(kind) else BLOCKS
         yield from range(max(first, kind - 1), min(first + MAX_LOW_BITS, kind + 1) + 1)
 

@@ -10,9 +10,9 @@ thing after the other.
 Memory at any time: one bucket being filled, ``queue`` buckets being encoded or payloads being sent, and
 ``threads`` + 1 chunks being converted or waiting for their turn. They hold items only: 8 bytes and a value
 for each changed element, or for every element of a shard that is sent whole; twice that for a moment while
-a bucket is encoded. At small rates that is little. At any rate a bucket also ends when its items have
-``bucket_mib`` MiB in memory, so it never holds more than that and one chunk's items, which are at most
-1 + 8 / width times the chunk's source bytes.
+a bucket is encoded, three times in the published coding. At small rates that is little. At any rate a bucket
+also ends when its items have ``bucket_mib`` MiB in memory, so it never holds more than that and one chunk's
+items, which are at most 1 + 8 / width times the chunk's source bytes.
 
 The first error, in whatever thread, stops all others at their next task or payload, and is raised
 unchanged once they have ended: no thread outlives the call.
@@ -183,9 +183,13 @@ class _Flow(Generic[Converted, Encoded, Sent]):
             self._failed.append(future)
 
     def _pending(self) -> list[Future[Any]]:
-        """What is worth waiting for: work whose turn has not come waits for some of it."""
+        """What is worth waiting for: work whose turn has not come waits for some of it.
+
+        Also what failed a moment ago and was not yet noted: nobody must wait for anything else then.
+        """
         queues = ((future for _, future in self._converting), self._encoding, self._sending)
-        return [future for queue in queues for future in queue if not future.done()]
+        futures = (future for queue in queues for future in queue)
+        return [future for future in futures if not future.done() or future.exception() is not None]
 
     # ---- steps, from the end of the pipeline to its beginning; each says whether it did anything ----
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from dcr import observe
 from dcr.audit import EMPTY
-from dcr.codec import Item, encode_payload, payload_digest
+from dcr.codec import Item, encode_payload, stated_digest
 from dcr.config import CodecConfig
 from dcr.model import AttemptId, OwnerClose, PayloadRef, RunId
 from dcr.source.construct import MIB, Chunk, chunks
@@ -141,7 +141,7 @@ class _Job:
                 catalogue=lane.catalogue,
                 codec=lane.codec,
             )
-            return PayloadRef(lane.owner, sequence, payload_digest(data), len(data)), data
+            return PayloadRef(lane.owner, sequence, stated_digest(data), len(data)), data
 
     def send(self, payload: Payload) -> PayloadRef:
         ref, data = payload
