@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,11 @@ class Action(IntEnum):
 ACTIONS = {Encoding.OVERWRITE: Action.SET, Encoding.XOR: Action.XOR, Encoding.DELTA16: Action.ADD}
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """Changes of one row: ``values`` [E] of its width at canonical ``positions`` int64 [E], ascending."""
+class Entries(NamedTuple):
+    """Changes of one row: ``values`` [E] of its width at canonical ``positions`` int64 [E], ascending.
+
+    A tuple, because one is made for every item of every payload.
+    """
 
     row: int
     action: Action

@@ -22,6 +22,9 @@ carray: Any = numba.carray
 
 _U = np.uint64
 _BLOCK = 256
+_FAR = 1 << 48
+_MORE = 1 + 2.0**-50
+"""Errors of a quotient below 2^48 in double precision are less, and together make less than one."""
 _SET, _XOR, _ADD = 0, 1, 2
 
 
@@ -46,15 +49,18 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
 
 @_kept
 def _work() -> Any:
-    """Offsets of a block, which of its positions they belong to, and the last row of the box."""
-    return np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint16), np.zeros(1, np.uint64)
+    """Offsets of a block, which of its positions they belong to; room for offsets and what lies inside."""
+    return (
+        np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint16),
+        np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.uint8),
+    )  # fmt: skip
 
 
 @_kept
 def _run(positions: Any, spot: Any, work: Any) -> Any:
     """Resolve a block of positions in a box of consecutive elements; how many lie in it."""
     box, dims = spot
-    offsets, taken, _ = work
+    offsets, taken, _, _ = work
     first, offset = _U(box.src), _U(box.dst)
     size, step = _U(dims[box.dim].size), _U(dims[box.dim].dst)
     count = _U(0)
@@ -68,26 +74,32 @@ def _run(positions: Any, spot: Any, work: Any) -> Any:
 
 @_kept
 def _rows(positions: Any, spot: Any, work: Any) -> Any:
-    """The same in a box of two dimensions, from the row that the last block ended in."""
+    """The same in a box of two dimensions, in two loops: the first has no branches and becomes vectors.
+
+    Rows come from a product with the inverse of their pitch, a little too large, so that the quotient is
+    right or one too many. To divide, or to guess where a row ends, would take twice the time.
+    """
     box, dims = spot
-    offsets, taken, last = work
+    offsets, taken, all_offsets, inside = work
     outer, inner = dims[box.dim], dims[box.dim + 1]
-    pitch, num_rows, row_step = _U(outer.src), _U(outer.size), _U(outer.dst)
+    first, offset, pitch = np.int64(box.src), _U(box.dst), np.int64(outer.src)
+    num_rows, row_step = _U(outer.size), _U(outer.dst)
     stride, size, step = _U(inner.src), _U(inner.size), _U(inner.dst)
-    first, row, count = _U(box.src), last[0], _U(0)
-    row_first, row_offset = first + row * pitch, _U(box.dst) + row * row_step
+    inverse, count = _MORE / np.float64(pitch), _U(0)
     for i in range(_U(positions.size)):
-        at = _U(positions[i]) - row_first
-        if at >= pitch:
-            at = _U(positions[i]) - first
-            row = at // pitch
-            at -= row * pitch
-            row_first, row_offset = first + row * pitch, _U(box.dst) + row * row_step
-        column = at if stride == 1 else at // stride
-        offsets[count] = row_offset + column * step
+        at = np.int64(positions[i]) - first
+        row = np.int64(np.float64(at) * inverse)
+        at -= row * pitch
+        over = np.int64(at < 0)
+        row -= over
+        at += over * pitch
+        column = _U(at) if stride == 1 else _U(at) // stride
+        all_offsets[i] = offset + _U(row) * row_step + column * step
+        inside[i] = (column < size) & (_U(row) < num_rows) & (column * stride == _U(at))
+    for i in range(_U(positions.size)):
+        offsets[count] = all_offsets[i]
         taken[count] = i
-        count += _U((column < size) & (row < num_rows) & (column * stride == at))
-    last[0] = row
+        count += _U(inside[i])
     return count
 
 
@@ -95,7 +107,7 @@ def _rows(positions: Any, spot: Any, work: Any) -> Any:
 def _any(positions: Any, spot: Any, work: Any) -> Any:
     """The same in any box."""
     box, dims = spot
-    offsets, taken, _ = work
+    offsets, taken, _, _ = work
     count = _U(0)
     for i in range(_U(positions.size)):
         at, offset, inside = _U(positions[i]) - _U(box.src), _U(box.dst), _U(1)
@@ -115,7 +127,7 @@ def _resolve(positions: Any, spot: Any, work: Any) -> Any:
     box, dims = spot
     if box.rank == 1 and dims[box.dim].src == 1:
         return _run(positions, spot, work)
-    if box.rank == 2:
+    if box.rank == 2 and box.last - box.src < _FAR:
         return _rows(positions, spot, work)
     return _any(positions, spot, work)
 
@@ -178,8 +190,7 @@ def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any,
         if action == _XOR:
             return _xor_run(run, positions, values, _U(box.src))
         return _add_run(run, positions, values, _U(box.src))
-    offsets, taken, last = work
-    last[0] = 0
+    offsets, taken, _, _ = work
     total = _U(0)
     for start in range(0, positions.size, _BLOCK):
         count = _resolve(positions[start : start + _BLOCK], spot, work)
@@ -189,30 +200,10 @@ def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any,
 
 
 @_kept
-def _get_run(resident: Any, positions: Any, values: Any, held: Any, first: Any) -> Any:
-    """As ``_get_box`` for a run that is stored as a run, ``resident``."""
-    wrong, size = _U(0), _U(resident.size)
-    for i in range(_U(positions.size)):
-        at = _U(positions[i]) - first
-        if at < size:
-            got = resident[at]
-            if held[i]:
-                wrong += _U(values[i] != got)
-            else:
-                values[i] = got
-                held[i] = True
-    return wrong
-
-
-@_kept
-def _get_box(resident: Any, positions: Any, values: Any, held: Any, spot: Any, work: Any) -> Any:
-    """Read into ``values`` where nothing is ``held`` yet; how many held ones the storage contradicts."""
-    box, dims = spot
-    if box.rank == 1 and dims[box.dim].src == 1 and dims[box.dim].dst == 1:
-        run = resident[box.dst : box.dst + dims[box.dim].size]
-        return _get_run(run, positions, values, held, _U(box.src))
-    offsets, taken, last = work
-    last[0] = 0
+def _get_box(resident: Any, positions: Any, found: Any, spot: Any, work: Any) -> Any:
+    """Read into values where nothing is held yet; how many held ones the storage contradicts."""
+    values, held = found
+    offsets, taken, _, _ = work
     wrong = _U(0)
     for start in range(0, positions.size, _BLOCK):
         count = _resolve(positions[start : start + _BLOCK], spot, work)
@@ -227,6 +218,23 @@ def _get_box(resident: Any, positions: Any, values: Any, held: Any, spot: Any, w
 
 
 @_kept
+def _list_box(resident: Any, positions: Any, found: Any, spot: Any, work: Any) -> Any:
+    """List the positions that lie in the box and what it holds there; how many they are."""
+    listed, values = found
+    offsets, taken, _, _ = work
+    total = _U(0)
+    for start in range(0, positions.size, _BLOCK):
+        block = positions[start : start + _BLOCK]
+        count = _resolve(block, spot, work)
+        for j in range(count):
+            values[total + j] = resident[offsets[j]]
+        for j in range(count):
+            listed[total + j] = block[_U(taken[j])]
+        total += count
+    return total
+
+
+@_kept
 def _storage(store: Any, like: Any) -> Any:
     return carray(_pointer(store.address, like), (store.num_bytes // like.itemsize,))
 
@@ -234,7 +242,12 @@ def _storage(store: Any, like: Any) -> Any:
 @_kept
 def _span(positions: Any, box: Any) -> Any:
     """First position within the range of ``box`` and one past the last; positions ascend."""
-    return np.searchsorted(positions, box.src), np.searchsorted(positions, box.last + 1)
+    low, high = 0, positions.size
+    if high and positions[0] < box.src:
+        low = np.searchsorted(positions, box.src)
+    if high and positions[high - 1] > box.last:
+        high = np.searchsorted(positions, box.last + 1)
+    return low, max(low, high)
 
 
 @_kept
@@ -257,22 +270,81 @@ def scatter(items: Any, plan: Any, like: Any) -> None:
 
 
 @_kept
+def _read_row(row: Any, positions: Any, plan: Any, found: Any, work: Any) -> Any:
+    """Read all boxes of ``row``; the number of one that contradicts an earlier one, or -1."""
+    first_box, boxes, dims, stores = plan
+    values, held = found
+    differs = -1
+    for x in range(first_box[row], first_box[row + 1]):
+        box = boxes[x]
+        low, high = _span(positions, box)
+        resident = _storage(stores[box.store], values)
+        if _get_box(resident, positions[low:high], (values[low:high], held[low:high]), (box, dims), work):
+            differs = x
+    return differs
+
+
+@_kept
 def read(items: Any, plan: Any, like: Any, flags: Any) -> None:
     """Read the positions of all ``items`` into their values and held flags (as ``flags`` [0], bool).
 
     ``items.done`` is the number of a box that contradicts an earlier one, or -1.
     """
-    first_box, boxes, dims, stores = plan
     work = _work()
     for n in range(items.size):
-        row = items[n].row
-        items[n].done = -1
-        positions = carray(_pointer(items[n].positions, first_box), (items[n].num,))
+        positions = carray(_pointer(items[n].positions, plan[0]), (items[n].num,))
         values = carray(_pointer(items[n].values, like), (items[n].num,))
         held = carray(_pointer(items[n].held, flags), (items[n].num,))
-        for x in range(first_box[row], first_box[row + 1]):
-            box = boxes[x]
-            low, high = _span(positions, box)
-            resident = _storage(stores[box.store], like)
-            if _get_box(resident, positions[low:high], values[low:high], held[low:high], (box, dims), work):
-                items[n].done = x
+        items[n].done = _read_row(items[n].row, positions, plan, (values, held), work)
+
+
+@_kept
+def _list_row(row: Any, positions: Any, plan: Any, room: Any, work: Any) -> Any:
+    """List what all boxes of ``row`` hold; how many positions, and as ``_read_row``."""
+    first_box, boxes, dims, stores = plan
+    listed, values, read_values, held = room
+    if first_box[row] + 1 == first_box[row + 1]:
+        box = boxes[first_box[row]]
+        low, high = _span(positions, box)
+        resident = _storage(stores[box.store], values)
+        return _list_box(resident, positions[low:high], (listed, values), (box, dims), work), -1
+    held[: positions.size] = False
+    differs = _read_row(row, positions, plan, (read_values[: positions.size], held[: positions.size]), work)
+    count = _U(0)
+    for i in range(_U(positions.size)):
+        listed[count], values[count] = positions[i], read_values[i]
+        count += _U(held[i])
+    return count, differs
+
+
+@_kept
+def _unlike(positions: Any, sent: Any, listed: Any, values: Any) -> Any:
+    """At how many of the ``listed`` positions, a part of ``positions``, ``values`` are not as ``sent``."""
+    wrong, j = _U(0), _U(0)
+    for i in range(_U(positions.size)):
+        if j < _U(listed.size) and listed[j] == positions[i]:
+            wrong += _U(values[j] != sent[i])
+            j += _U(1)
+    return wrong
+
+
+@_kept
+def gather(items: Any, plan: Any, room: Any, ends: Any, wrong: Any) -> None:
+    """List what is held of all ``items``, one after another, in ``room``, which has a place for each entry.
+
+    ``room``: listed positions, values, and as much again for values and flags. ``ends`` int64: where each
+    item ends. ``wrong`` int64: how many of its values are not held, if it is to be SET. ``items.done``
+    as of ``read``.
+    """
+    work = _work()
+    listed, values, read_values, held = room
+    end = _U(0)
+    for n in range(items.size):
+        positions = carray(_pointer(items[n].positions, plan[0]), (items[n].num,))
+        rest = listed[end:], values[end:], read_values, held
+        count, items[n].done = _list_row(items[n].row, positions, plan, rest, work)
+        if items[n].action == _SET:
+            sent = carray(_pointer(items[n].values, values), (items[n].num,))
+            wrong[n] = _unlike(positions, sent, rest[0][:count], rest[1][:count])
+        end += count
+        ends[n] = end

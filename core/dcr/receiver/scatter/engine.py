@@ -11,6 +11,7 @@ from dcr.receiver.scatter.plan import Plan
 EngineName: TypeAlias = Literal["auto", "numba", "numpy", "torch"]
 _COMPILE_FROM = 1 << 14
 _GROUP = 8
+_COMPILED_GROUP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class Engine:
     """``scatter`` writes a batch and counts the writes of each of its entries; ``read`` reads positions.
 
     ``group``: how many items are best given at a time. A device wants a whole payload (one transfer);
-    on the host few are enough, and between groups an attempt can be stopped.
+    on the host few are enough (of compiled loops, so many that a call costs nothing beside them), and
+    between groups an attempt can be stopped.
     """
 
     name: str
@@ -27,7 +29,7 @@ class Engine:
     group: int
 
 
-NUMBA = Engine("numba", numba_engine.scatter, numba_engine.read, _GROUP)
+NUMBA = Engine("numba", numba_engine.scatter, numba_engine.read, _COMPILED_GROUP)
 NUMPY = Engine("numpy", numpy_engine.scatter, numpy_engine.read, _GROUP)
 TORCH = Engine("torch", torch_engine.scatter, torch_engine.read, 1 << 30)
 _BY_NAME = {engine.name: engine for engine in (NUMBA, NUMPY, TORCH)}

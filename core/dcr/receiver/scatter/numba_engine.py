@@ -5,6 +5,7 @@ which a batch has little goes through numpy: a counter of eight bytes is not wor
 """
 
 from collections.abc import Sequence
+from ctypes import addressof, c_char
 from importlib import import_module
 from itertools import groupby
 from types import ModuleType
@@ -49,39 +50,45 @@ def read(plan: Plan, batch: Sequence[tuple[int, Positions]], *, least: int = LEA
 
 
 def _scatter(plan: Plan, bits: np.dtype[Any], batch: list[Entries]) -> list[int]:
-    # the kernel sees addresses only: these arrays must stay alive until it returns
-    kept = [(entries, _plain(entries.positions), _plain(entries.values)) for entries in batch]
-    items = np.array([_record(e.row, e.action, at, values) for e, at, values in kept], dtype=ITEM)
+    kept: list[NDArray[Any]] = []
+    cells: list[int] = []
+    for row, action, positions, values in batch:
+        cells += (row, action, positions.size, _address(positions, kept), _address(values, kept), 0, 0)
+    items = np.array(cells, dtype=np.int64).view(ITEM)
     _compiled().scatter(items, _arrays(plan), np.empty(0, bits))
     done: list[int] = items["done"].tolist()
     return done
 
 
 def _read(plan: Plan, bits: np.dtype[Any], batch: list[tuple[int, Positions]]) -> list[Readback]:
-    kept = [(row, _plain(at), np.zeros(at.shape, bits), np.zeros(at.shape, bool)) for row, at in batch]
-    items = np.array(
-        [_record(row, Action.READ, at, values, held) for row, at, values, held in kept], dtype=ITEM
-    )
+    kept: list[NDArray[Any]] = []
+    cells: list[int] = []
+    found = [(np.zeros(positions.size, bits), np.zeros(positions.size, bool)) for _, positions in batch]
+    for (row, positions), (values, held) in zip(batch, found, strict=True):
+        cells += (row, Action.READ, positions.size, _address(positions, kept))
+        cells += (_address(values, kept), _address(held, kept), 0)
+    items = np.array(cells, dtype=np.int64).view(ITEM)
     _compiled().read(items, _arrays(plan), np.empty(0, bits), np.empty(0, bool))
     return [
         Readback(values, held, done)
-        for (_, _, values, held), done in zip(kept, items["done"].tolist(), strict=True)
+        for (values, held), done in zip(found, items["done"].tolist(), strict=True)
     ]
 
 
-def _record(
-    row: int, action: Action, positions: Positions, values: NDArray[Any], held: NDArray[Any] | None = None
-) -> tuple[int, ...]:
-    flags = 0 if held is None else held.ctypes.data
-    return row, int(action), positions.size, positions.ctypes.data, values.ctypes.data, flags, 0
+def _address(array: NDArray[Any], kept: list[NDArray[Any]]) -> int:
+    """Where ``array`` lies, or a copy of it that a compiled loop can read; ``kept`` keeps that alive.
+
+    Of arrays as they are decoded, ctypes tells it in a fifth of the time that numpy takes.
+    """
+    if array.size and array.flags.carray:
+        return addressof(c_char.from_buffer(array))
+    plain = np.require(array, requirements=["C", "A"])
+    kept.append(plain)
+    return int(plain.ctypes.data)
 
 
 def _arrays(plan: Plan) -> tuple[NDArray[Any], ...]:
     return plan.first_box, plan.boxes, plan.dims, plan.table
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    return np.require(array, requirements=["C", "A"])
 
 
 def _compiled() -> ModuleType:

@@ -4,7 +4,7 @@ Landings that cast have rows of their own: values are cast before they are scatt
 is cast back. Replicas, casts included, are compared with one another whenever they are read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +42,9 @@ class PlacedTensors:
 
     def scatter(self, items: Sequence[Item], engine: Engine) -> None:
         """Write ``items``, whose names are mapped; casts take absolute values only."""
-        engine.scatter(self.plan, [entries for item in items for entries in self._entries(item)])
+        engine.scatter(
+            self.plan, [self._entries(item, row) for item in items for row in self.rows[item.name]]
+        )
 
     def read(self, wanted: Sequence[tuple[str, Positions]], engine: Engine) -> list[Readback]:
         """Canonical bits at positions int64 [E], ascending, of each name."""
@@ -56,15 +58,12 @@ class PlacedTensors:
             name, [read_range(self.plan, row.number, start, stop) for row in self.rows[name]]
         )
 
-    def _entries(self, item: Item) -> Iterator[Entries]:
-        for row in self.rows[item.name]:
-            if row.cast is None:
-                action = ACTIONS[item.encoding]
-                yield Entries(row.number, action, item.locations, item.values)
-            else:
-                assert ACTIONS[item.encoding] is Action.SET, "validated before"
-                stored = cast_bits(item.values, item.dtype, row.cast)
-                yield Entries(row.number, Action.SET, item.locations, stored)
+    def _entries(self, item: Item, row: Row) -> Entries:
+        action = ACTIONS[item.encoding]
+        if row.cast is None:
+            return Entries(row.number, action, item.locations, item.values)
+        assert action is Action.SET, "validated before"
+        return Entries(row.number, action, item.locations, cast_bits(item.values, item.dtype, row.cast))
 
     def _canonical(self, name: str, answers: Sequence[Readback]) -> Readback:
         """One answer from those of all rows of ``name``."""
