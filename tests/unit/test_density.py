@@ -11,6 +11,7 @@ from dcr import observe
 from dcr.codec import Item
 from dcr.config import CodecConfig
 from dcr.model import Bits, Encoding, OwnerClose, PathClass, TensorSpec
+from dcr.source.density import whole_encoding
 from dcr.testing.toy_fleet import ToyFleet, apply_items
 from dcr.testing.toy_trainer import Placement, Tensors, ToyTensor, random_bits
 
@@ -72,6 +73,14 @@ def test_payloads_are_never_larger_than_the_compressed_tensor(
     heads = 300 * len(closes)  # two owners, each with a head and tables
     assert sent <= 1.01 * sum(map(dense_bytes, np.split(new, 2))) + heads
     assert sum(close.num_changed for close in closes) == np.count_nonzero(old != new)
+
+
+def test_a_column_that_stays_does_not_speak_for_the_others() -> None:
+    """64 columns, all but the first drawn anew: as differences they would be noise."""
+    draw = np.random.default_rng(5)
+    old, new = (as_bf16(draw.normal(0, 0.02, (1 << 15, 64))) for _ in range(2))
+    new[:, 0] = old[:, 0]
+    assert whole_encoding(Encoding.DELTA16, old.reshape(-1), new.reshape(-1)) is Encoding.OVERWRITE
 
 
 def test_what_is_sent_whole_is_what_is_smallest(tmp_path: Path) -> None:

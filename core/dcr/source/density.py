@@ -13,6 +13,7 @@ from math import log2
 
 import numpy as np
 
+from dcr.codec.engines import zigzagged
 from dcr.codec.frames import byte_bits
 from dcr.model import Bits, Encoding
 from dcr.source.change import TaskChange
@@ -33,7 +34,7 @@ def pays_whole(change: TaskChange, encoding: Encoding, old: Bits, new: Candidate
     share = change.num_changed / max(old.size, 1)
     if share < WHOLE_FROM or old.size < _MIN_ELEMENTS:
         return False
-    step = max(1, old.size // _SAMPLE)
+    step = _step(old.size)
     seen = old[::step], host_bits(new.reshape(-1)[::step])
     sparse = _location_bits(share) + share * value_bits(encoding, change.old, change.new)
     return value_bits(whole_encoding(encoding, *seen), *seen) < _BETTER * sparse
@@ -51,14 +52,18 @@ def value_bits(encoding: Encoding, old: Bits, new: Bits) -> float:
     """Estimated bits an element of the values that lead from ``old`` to ``new`` [N]; 0 for none."""
     if not new.size:
         return 0.0
-    step = max(1, new.size // _SAMPLE)
+    step = _step(new.size)
     values = differences(encoding, old[::step], new[::step])
     if encoding is Encoding.DELTA16:
-        signed = values.view(np.int16)
-        values = ((signed << 1) ^ (signed >> 15)).view(np.uint16)  # zigzag, as the codec sends them
+        values = zigzagged(values)  # as the codec sends them
     columns = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1).T
     counts = (np.bincount(column, minlength=256) for column in columns)
     return sum(byte_bits(count) for count in counts) / len(values)
+
+
+def _step(num_elements: int) -> int:
+    """Distance of sampled elements: odd, or a matrix of 2^n columns would be judged by a few of them."""
+    return num_elements // _SAMPLE | 1
 
 
 def _location_bits(share: float) -> float:
