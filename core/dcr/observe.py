@@ -41,6 +41,11 @@ def listening(listener: Listener) -> Iterator[None]:
         _listeners.remove(listener)
 
 
+def heard() -> bool:
+    """Whether anyone listens: for marks in loops so short that even their fields cost."""
+    return bool(_listeners)
+
+
 def point(name: str, **fields: object) -> None:
     """Mark an instant, for example ``receiver.item.after``."""
     if _listeners:

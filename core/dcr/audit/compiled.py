@@ -80,3 +80,13 @@ def scattered(lanes: Any, indices: Any, seed0: Any, seed1: Any, lane: Any) -> An
         word1 += (low >> _S32) + (high & _LOW)
         word2 += high >> _S32
     return word0, word1, word2
+
+
+@numba.njit(nogil=True)
+def segments(lanes: Any, indices: Any, ends: Any, seeds: Any, words: Any) -> None:
+    """``words`` [n, 3]: as ``scattered`` of each segment n, which ends at ``ends`` [n]; ``seeds`` [n, 2]."""
+    start = 0
+    for n in range(ends.size):
+        part, at = lanes[start : ends[n]], indices[start : ends[n]]
+        words[n, 0], words[n, 1], words[n, 2] = scattered(part, at, seeds[n, 0], seeds[n, 1], _ZERO)
+        start = ends[n]

@@ -3,12 +3,13 @@
 Shape legend: E elements given, N elements of a tensor.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr.audit.kernels import Lanes, sum_at, sum_pair_at, sum_run
+from dcr.audit.kernels import COMPILE_FROM, MAX_TERMS, Lanes, sum_at, sum_pair_at, sum_run, sum_segments
 from dcr.audit.keys import MODULUS, seeds
 from dcr.errors import ConfigError
 from dcr.model import AuditDigest, AuditTable, digest_hex, to_json
@@ -64,6 +65,31 @@ def digest_at(
         for lane in (0, 1)
     )
     return AuditDigest(total % MODULUS, bits.size)
+
+
+def digest_segments(
+    key: str, names: Sequence[str], ends: Indices, listed: tuple[Indices, Lanes]
+) -> list[AuditDigest]:
+    """``digest_at`` of some elements of many tensors of one width, for no more than one call costs.
+
+    ``listed`` are indices int64 [E] and bits [E], tensor after tensor; those of ``names[n]`` end at
+    ``ends`` int64 [n].
+
+    Raises:
+        ConfigError: as ``digest_at``.
+    """
+    indices, bits = listed
+    starts, stops = [0, *ends[:-1].tolist()], ends.tolist()
+    if bits.itemsize == 8 or not COMPILE_FROM <= bits.size < MAX_TERMS:
+        return [
+            digest_at(key, name, indices[start:stop], bits[start:stop])
+            for name, start, stop in zip(names, starts, stops, strict=True)
+        ]
+    lanes = _lanes(names[0], bits)
+    totals = sum_segments(lanes, indices, ends, [seeds(key, name) for name in names])
+    return [
+        AuditDigest(total, stop - start) for total, start, stop in zip(totals, starts, stops, strict=True)
+    ]
 
 
 def digest_pair(

@@ -102,14 +102,17 @@ class RankApplier:
         Raises:
             AttemptFailed: an item is not acceptable, the loader broke a condition, or cancelled.
         """
+        paths = self.map.paths
         for item in payload.items:
-            validate(item, self._specs, self.map.paths, allow_xor=allow_xor)
+            validate(item, self._specs, paths, allow_xor=allow_xor)
         self._require_unmoved()
+        owner, sequence = payload.owner, payload.sequence
         ways: dict[Method, list[Item]] = {method: [] for method in Method}
         for position, item in enumerate(payload.items):
-            ways[self.map.paths[item.name].method].append(item)
-            if self.map.paths[item.name].method is not Method.NONE:
-                self._written.append(((payload.owner, payload.sequence, position), item))
+            method = paths[item.name].method
+            ways[method].append(item)
+            if method is not Method.NONE:
+                self._written.append(((owner, sequence, position), item))
         self._scatter([item for item in ways[Method.LEARNED] if item.num_entries], cancelled)
         self._shadow([item for item in ways[Method.WHOLE] if item.num_entries], cancelled)
         if hooked := [item for item in ways[Method.HOOK] if item.num_entries]:
@@ -194,10 +197,10 @@ class RankApplier:
             group = items[start : start + engine.group]
             if cancelled():
                 raise AttemptFailed(f"{group[0].name}: the attempt was stopped before this item")
-            for item in group:
+            for item in group if observe.heard() else ():
                 observe.point("receiver.item.before", tensor=item.name, encoding=item.encoding.value)
             placed.scatter(group, engine)
-            for item in group:
+            for item in group if observe.heard() else ():
                 observe.point("receiver.item.copy", tensor=item.name)
                 observe.point("receiver.item.after", tensor=item.name, encoding=item.encoding.value)
 

@@ -1,17 +1,18 @@
 """Audit digests of what was read back, part by part (DESIGN B6). Shape legend: E positions, n of a range."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr.audit import EMPTY, combine, digest_at, digest_map
+from dcr.audit import EMPTY, combine, digest_at, digest_map, digest_segments
 from dcr.indexmap import IndexMap
 from dcr.model import AuditDigest, TensorSpec
 from dcr.receiver.parts import Division
 from dcr.receiver.rank import Cover, PartDigests
-from dcr.receiver.scatter.batch import Positions, Readback
+from dcr.receiver.scatter.batch import Listed, Positions, Readback
 from dcr.receiver.scatter.reader import runs_of
 
 _MANY_RUNS = 64
@@ -44,6 +45,18 @@ class Digester:
         division, num_parts = self.divisions[name]
         part = np.where(got.held, division.part_of(positions), -1)
         return tuple(self._at(name, positions, got, part == i) for i in range(num_parts))
+
+    def listed(self, names: Sequence[str], found: Listed) -> list[PartDigests]:
+        """As ``at`` of each of ``names``, whose elements ``found`` lists one after another."""
+        whole = digest_segments(self.key, names, found.ends, (found.positions, found.values))
+        digests: list[PartDigests] = [(digest,) for digest in whole]
+        if self.divisions:
+            bounds = pairwise([0, *found.ends.tolist()])
+            for i, (name, (start, stop)) in enumerate(zip(names, bounds, strict=True)):
+                if name in self.divisions:
+                    held = Readback(found.values[start:stop], np.ones(stop - start, dtype=bool), -1)
+                    digests[i] = self.at(name, found.positions[start:stop], held)
+        return digests
 
     def range(self, name: str, start: int, got: Readback) -> PartDigests:
         """Digests of what is held of the range [n] that begins at ``start``."""

@@ -18,10 +18,10 @@ def validate(
     Raises:
         AttemptFailed: names the tensor and the field.
     """
-    if item.name not in specs:
+    spec = specs.get(item.name)
+    if spec is None:
         raise AttemptFailed(f"{item.name}: the catalogue has no such tensor")
-    spec = specs[item.name]
-    if (tuple(item.shape), item.dtype) != (spec.shape, spec.dtype):
+    if item.dtype != spec.dtype or tuple(item.shape) != spec.shape:
         raise AttemptFailed(
             f"{item.name}: the item is {item.dtype} {tuple(item.shape)}, the catalogue says "
             f"{spec.dtype} {spec.shape}; a changed shape or dtype needs a new run"

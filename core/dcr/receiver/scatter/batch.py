@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -52,6 +53,42 @@ class Readback:
     def complete(self) -> bool:
         """Whether every position is held."""
         return bool(self.held.all())
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What is held of several entries: ``positions`` int64 [F] and ``values`` [F], entry after entry.
+
+    ``ends`` int64: where each entry ends. ``differs`` as of ``Readback``; ``wrong``: how many of the
+    values of an entry that is to be SET are not there.
+    """
+
+    positions: Positions
+    values: Bits
+    ends: Positions
+    differs: list[int]
+    wrong: list[int]
+
+
+class Room:
+    """Memory of ``Engine.gather`` that is used again: pages that the system hands out anew cost more."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def arrays(self, size: int, width_bytes: int) -> tuple[Positions, Bits, Bits, Mask]:
+        """Uninitialised [size]: positions, values twice, flags. What was given before is void."""
+        ends = np.cumsum([0, 8 * size, 8 * size, 8 * size, size])
+        if self._bytes.size < ends[-1]:
+            self._bytes = np.empty(int(ends[-1]), np.uint8)
+        parts = [self._bytes[start:stop] for start, stop in pairwise(ends.tolist())]
+        bits = of_width(width_bytes)
+        return (
+            parts[0].view(np.int64),
+            parts[1].view(bits)[:size],
+            parts[2].view(bits)[:size],
+            parts[3].view(bool),
+        )
 
 
 def of_width(width_bytes: int) -> np.dtype[np.unsignedinteger[Any]]:

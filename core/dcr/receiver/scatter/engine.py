@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from dcr.receiver.scatter import numba_engine, numpy_engine, torch_engine
-from dcr.receiver.scatter.batch import Entries, Positions, Readback
+from dcr.receiver.scatter.batch import Entries, Listed, Positions, Readback, Room
 from dcr.receiver.scatter.plan import Plan
 
 EngineName: TypeAlias = Literal["auto", "numba", "numpy", "torch"]
@@ -20,16 +20,18 @@ class Engine:
 
     ``group``: how many items are best given at a time. A device wants a whole payload (one transfer);
     on the host few are enough (of compiled loops, so many that a call costs nothing beside them), and
-    between groups an attempt can be stopped.
+    between groups an attempt can be stopped. ``gather``, where there is one, reads what was written
+    without an array for each entry.
     """
 
     name: str
     scatter: Callable[[Plan, Sequence[Entries]], list[int]]
     read: Callable[[Plan, Sequence[tuple[int, Positions]]], list[Readback]]
     group: int
+    gather: Callable[[Plan, Sequence[Entries], Room], Listed] | None = None
 
 
-NUMBA = Engine("numba", numba_engine.scatter, numba_engine.read, _COMPILED_GROUP)
+NUMBA = Engine("numba", numba_engine.scatter, numba_engine.read, _COMPILED_GROUP, numba_engine.gather)
 NUMPY = Engine("numpy", numpy_engine.scatter, numpy_engine.read, _GROUP)
 TORCH = Engine("torch", torch_engine.scatter, torch_engine.read, 1 << 30)
 _BY_NAME = {engine.name: engine for engine in (NUMBA, NUMPY, TORCH)}

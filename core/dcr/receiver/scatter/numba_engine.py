@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.receiver.scatter import numpy_engine
-from dcr.receiver.scatter.batch import Action, Entries, Positions, Readback, of_width
+from dcr.receiver.scatter.batch import Action, Entries, Listed, Positions, Readback, Room, of_width
 from dcr.receiver.scatter.plan import Plan
 
 ITEM = np.dtype([(name, "<i8") for name in ("row", "action", "num", "positions", "values", "held", "done")])
@@ -27,14 +27,13 @@ LEAST = 256
 
 def scatter(plan: Plan, batch: Sequence[Entries], *, least: int = LEAST) -> list[int]:
     """Write ``batch``; how many elements of each were written, replicas included."""
-    done: list[int] = []
-    for width, group in groupby(batch, key=lambda entries: entries.values.itemsize):
-        part = list(group)
-        if sum(entries.positions.size for entries in part) < least:
-            done += numpy_engine.scatter(plan, part)
-        else:
-            done += _scatter(plan, of_width(width), part)
-    return done
+    widths = {entries.values.itemsize for entries in batch}
+    if len(widths) > 1:
+        groups = groupby(batch, key=lambda entries: entries.values.itemsize)
+        return [number for _, group in groups for number in scatter(plan, list(group), least=least)]
+    if sum([entries.positions.size for entries in batch]) < least:
+        return numpy_engine.scatter(plan, batch)
+    return _scatter(plan, of_width(widths.pop()), batch) if batch else []
 
 
 def read(plan: Plan, batch: Sequence[tuple[int, Positions]], *, least: int = LEAST) -> list[Readback]:
@@ -49,7 +48,24 @@ def read(plan: Plan, batch: Sequence[tuple[int, Positions]], *, least: int = LEA
     return found
 
 
-def _scatter(plan: Plan, bits: np.dtype[Any], batch: list[Entries]) -> list[int]:
+def gather(plan: Plan, batch: Sequence[Entries], room: Room) -> Listed:
+    """List what storage holds of ``batch``, whose rows have one width; void when ``room`` is used again.
+
+    Values are looked at where an entry is to be SET.
+    """
+    kept: list[NDArray[Any]] = []
+    cells: list[int] = []
+    for row, action, positions, values in batch:
+        cells += (row, action, positions.size, _address(positions, kept), _address(values, kept), 0, 0)
+    items = np.array(cells, dtype=np.int64).view(ITEM)
+    arrays = room.arrays(int(items["num"].sum()), int(plan.widths[batch[0].row]))
+    ends, wrong = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
+    _compiled().gather(items, _arrays(plan), arrays, ends, wrong)
+    num = int(ends[-1])
+    return Listed(arrays[0][:num], arrays[1][:num], ends, items["done"].tolist(), wrong.tolist())
+
+
+def _scatter(plan: Plan, bits: np.dtype[Any], batch: Sequence[Entries]) -> list[int]:
     kept: list[NDArray[Any]] = []
     cells: list[int] = []
     for row, action, positions, values in batch:
@@ -81,7 +97,7 @@ def _address(array: NDArray[Any], kept: list[NDArray[Any]]) -> int:
     Of arrays as they are decoded, ctypes tells it in a fifth of the time that numpy takes.
     """
     if array.size and array.flags.carray:
-        return addressof(c_char.from_buffer(array))
+        return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]  # a buffer: told since 3.12
     plain = np.require(array, requirements=["C", "A"])
     kept.append(plain)
     return int(plain.ctypes.data)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from dcr.codec import Item
-from dcr.model import TensorSpec, width_bytes
+from dcr.model import Bits, Encoding, TensorSpec, width_bytes
 from dcr.receiver.casts import cast_back, cast_bits
 from dcr.receiver.landing import Landing
-from dcr.receiver.scatter.batch import ACTIONS, Action, Entries, Positions, Readback
+from dcr.receiver.scatter.batch import ACTIONS, Action, Entries, Listed, Positions, Readback, Room
 from dcr.receiver.scatter.engine import Engine
 from dcr.receiver.scatter.numpy_engine import merge
 from dcr.receiver.scatter.plan import Plan, Route, Stores, compile_plan
@@ -42,9 +42,32 @@ class PlacedTensors:
 
     def scatter(self, items: Sequence[Item], engine: Engine) -> None:
         """Write ``items``, whose names are mapped; casts take absolute values only."""
-        engine.scatter(
-            self.plan, [self._entries(item, row) for item in items for row in self.rows[item.name]]
-        )
+        batch: list[Entries] = []
+        for item in items:
+            action = ACTIONS[item.encoding]
+            for row in self.rows[item.name]:
+                values = item.values if row.cast is None else _cast(item, row.cast)
+                batch.append(Entries(row.number, action, item.locations, values))
+        engine.scatter(self.plan, batch)
+
+    def plain(self, name: str) -> bool:
+        """Whether ``name`` has one row, which keeps the bits: ``gather`` takes no other."""
+        rows = self.rows[name]
+        return len(rows) == 1 and rows[0].cast is None
+
+    def gather(self, items: Sequence[Item], engine: Engine, room: Room) -> Listed:
+        """What is held of ``items`` of one width and ``plain`` names; whether absolute values are there."""
+        assert engine.gather is not None, "asked of engines that can"
+        batch = [
+            Entries(
+                self.rows[item.name][0].number,
+                Action.SET if item.encoding is Encoding.OVERWRITE else Action.READ,
+                item.locations,
+                item.values,
+            )
+            for item in items
+        ]
+        return engine.gather(self.plan, batch, room)
 
     def read(self, wanted: Sequence[tuple[str, Positions]], engine: Engine) -> list[Readback]:
         """Canonical bits at positions int64 [E], ascending, of each name."""
@@ -57,13 +80,6 @@ class PlacedTensors:
         return self._canonical(
             name, [read_range(self.plan, row.number, start, stop) for row in self.rows[name]]
         )
-
-    def _entries(self, item: Item, row: Row) -> Entries:
-        action = ACTIONS[item.encoding]
-        if row.cast is None:
-            return Entries(row.number, action, item.locations, item.values)
-        assert action is Action.SET, "validated before"
-        return Entries(row.number, action, item.locations, cast_bits(item.values, item.dtype, row.cast))
 
     def _canonical(self, name: str, answers: Sequence[Readback]) -> Readback:
         """One answer from those of all rows of ``name``."""
@@ -84,6 +100,11 @@ class PlacedTensors:
         values, wrong = cast_back(answer.values, self.specs[name].dtype, row.cast)
         differs = int(self.plan.first_box[row.number]) if (wrong & answer.held).any() else answer.differs
         return Readback(values, answer.held, differs)
+
+
+def _cast(item: Item, cast: torch.dtype) -> Bits:
+    assert item.encoding is Encoding.OVERWRITE, "validated before"
+    return cast_bits(item.values, item.dtype, cast)
 
 
 def place(
