@@ -13,6 +13,7 @@ from dcr.audit import (
     digest_at,
     digest_map,
     digest_pair,
+    digest_segments,
     digest_tensor,
     table_digest,
     term_key,
@@ -77,6 +78,21 @@ def test_compiled_and_numpy_paths_agree(width: int, size: int) -> None:
     assert digest_at(KEY, "w", where[some], bits[some]) == reference(
         KEY, "w", where[some].tolist(), bits[some]
     )
+
+
+@pytest.mark.parametrize("width", [2, 8])
+@pytest.mark.parametrize("size", [40, 5000])
+def test_segments_are_digested_as_one_by_one(width: int, size: int) -> None:
+    rng = np.random.default_rng(size + width)
+    bits = rng.integers(0, (1 << 8 * width) - 1, size=size, dtype=f"<u{width}", endpoint=True)
+    where = rng.integers(0, 1 << 62, size=size, dtype=np.int64)
+    ends = np.array([0, 7, 7, size - 1, size], dtype=np.int64)
+    names = ["a", "b", "c", "d", "a"]
+    starts = [0, *ends[:-1].tolist()]
+    assert digest_segments(KEY, names, ends, (where, bits)) == [
+        digest_at(KEY, name, where[start:stop], bits[start:stop])
+        for name, start, stop in zip(names, starts, ends.tolist(), strict=True)
+    ]
 
 
 @given(arrays(), st.data())
