@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 from tests.lanes.vllm import checkpoints
 from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS, Said, served
-from tests.lanes.vllm.run import Run
-
-from dcr.receiver.agent import ReceiverAgent
+from tests.lanes.vllm.run import Run, Version
 
 
 def fresh(model: Path, tp: int) -> list[list[int]]:
@@ -23,9 +21,8 @@ def tokens(answers: list[Said]) -> list[list[int]]:
 def check_engine(old: Path, tp: int, folder: Path, num_refits: int, *, rate: float = 0.2) -> None:
     run = Run(folder, checkpoints.catalogue(old), checkpoints.version(old))
 
-    def refit(receiver: ReceiverAgent, seed: int) -> None:
-        new = checkpoints.flipped(run.newest, rate=rate, seed=seed)
-        run.refit(receiver, new, receiver.report().classification)
+    def following(seed: int) -> Version:
+        return checkpoints.flipped(run.newest, rate=rate, seed=seed)
 
     with served(old, tp) as engine:
         stock = [engine.ask(prompt) for prompt in PROMPTS]
@@ -33,12 +30,14 @@ def check_engine(old: Path, tp: int, folder: Path, num_refits: int, *, rate: flo
         run.admit(receiver)
         assert tokens([engine.ask(prompt) for prompt in PROMPTS]) == tokens(stock)
         assert engine.ask(LONG_PROMPT).num_cached >= 128, "the prefix is cached before a refit"
+        classes = receiver.report().classification
         for seed in range(num_refits - 1):
-            refit(receiver, seed)
-        flying = engine.begin(PROMPTS[0], 400, "flying")
+            run.refit(receiver, following(seed), classes)
+        newest = following(num_refits)
+        flying = engine.begin(PROMPTS[0], 800, "flying")
         while engine.counts.get("flying", 0) < 5:
             assert not flying.done()
-        refit(receiver, num_refits)
+        run.refit(receiver, newest, classes)
         kept = flying.result(300)
         after = engine.ask(LONG_PROMPT)
         assert after.num_cached == 0, "no key or value of the old version survives"
@@ -46,7 +45,7 @@ def check_engine(old: Path, tp: int, folder: Path, num_refits: int, *, rate: flo
     last, before = str(num_refits), str(num_refits - 1)
     assert [span[0] for span in kept.spans] == [before, last]
     assert kept.spans[0][1] == 0
-    assert kept.spans[-1][2] == len(kept.tokens) == 400
+    assert kept.spans[-1][2] == len(kept.tokens) == 800
     assert all(answer.spans == [(last, 0, len(answer.tokens))] for answer in answers)
     expected = fresh(checkpoints.write(folder / "last", run.newest, like=old), tp)
     assert tokens(answers) == expected

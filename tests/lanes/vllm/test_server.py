@@ -1,5 +1,6 @@
 """A vLLM server that the test's run did not start: refits over its control routes (DESIGN R19)."""
 
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from tests.lanes.vllm import checkpoints
 from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS
 from tests.lanes.vllm.offline import in_fork, offline, say
 from tests.lanes.vllm.run import Run
+from typing_extensions import override
 
 from dcr.errors import ConfigError
 from dcr_adapters.vllm.gate import VllmGate
@@ -37,7 +39,7 @@ def server(model: Path, log: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *("--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", "4", "--enforce-eager"),
+        *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager"),
         *("--kv-cache-memory-bytes", str(32 << 20), "--host", "127.0.0.1", "--port", str(port)),
         *("--worker-extension-cls", EXTENSION, "--enable-scale-out"),
     ]
@@ -83,27 +85,52 @@ def ask(url: str, prompt: Sequence[int], num_tokens: int = 12) -> dict[str, Any]
     return choice
 
 
+class Flying(threading.Thread):
+    """A streamed answer to the first prompt; ``begun`` with its first tokens."""
+
+    def __init__(self, url: str, num_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.begun = threading.Event()
+        self.tokens: list[int] = []
+        self.versions: list[str] = []
+        self._url = f"{url}/inference/v1/generate"
+        self._params = {"temperature": 0, "max_tokens": num_tokens, "ignore_eos": True}
+        self.start()
+
+    @override
+    def run(self) -> None:
+        body = {"token_ids": PROMPTS[0], "sampling_params": self._params, "stream": True}
+        with httpx.stream("POST", self._url, json=body, timeout=300) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    self._take(json.loads(line.removeprefix("data: "))["choices"][0])
+
+    def _take(self, choice: dict[str, Any]) -> None:
+        self.tokens += choice.get("token_ids") or []
+        self.versions = [span["version"] for span in choice.get("weight_versions") or ()]
+        self.begun.set()
+
+
 def test_refits_of_a_running_server(tmp_path: Path) -> None:
     old = checkpoints.make(tmp_path, "llama")
     middle = checkpoints.changed(old, tmp_path / "v1", rate=0.2, seed=1)
     new = checkpoints.changed(middle, tmp_path / "v2", rate=0.2, seed=2)
     run = Run(tmp_path, checkpoints.catalogue(old), checkpoints.version(old))
+    newest = checkpoints.version(new)
     with server(old, tmp_path / "log") as url:
         control = HttpControl(url)
         receiver = run.receiver("server", Workers(control, folder=tmp_path), VllmGate(control))
         run.admit(receiver)
         before = [ask(url, prompt)["token_ids"] for prompt in PROMPTS]
         run.refit(receiver, checkpoints.version(middle), receiver.report().classification)
-        flying: list[dict[str, Any]] = []
-        thread = threading.Thread(target=lambda: flying.append(ask(url, PROMPTS[0], 800)))
-        thread.start()
-        time.sleep(1.0)
-        run.refit(receiver, checkpoints.version(new), receiver.report().classification)
-        thread.join(300)
+        flying = Flying(url, 2000)
+        assert flying.begun.wait(60)
+        run.refit(receiver, newest, receiver.report().classification)
+        flying.join(300)
         after = [ask(url, prompt) for prompt in (LONG_PROMPT, *PROMPTS)]
         control.close()
-    assert [span["version"] for span in flying[0]["weight_versions"]] == ["1", "2"]
-    assert len(flying[0]["token_ids"]) == 800
+    assert flying.versions == ["1", "2"]
+    assert len(flying.tokens) == 2000
     assert all(answer["weight_versions"][0]["version"] == "2" for answer in after)
     tokens = [answer["token_ids"] for answer in after]
     assert tokens[1:] != before
