@@ -154,12 +154,19 @@ def save(path: Path, arrays: Mapping[str, Bits]) -> None:
     np.savez(path, allow_pickle=False, **arrays)
 
 
+def on_host(source: FsdpShards, task: AffineTask) -> Bits:
+    """What the source reads; these worlds hold their weights on the host."""
+    bits = source.read(task)
+    assert isinstance(bits, np.ndarray)
+    return bits
+
+
 def record(folder: Path, source: FsdpShards, truth: dict[str, Bits], rank: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tasks = tuple(source.tasks())
     recorded = Recorded(source.tensors(), tasks, source.counters())
     (folder / f"{rank}.json").write_bytes(to_json(recorded))
-    save(folder / f"{rank}.npz", {str(i): source.read(task) for i, task in enumerate(tasks)})
+    save(folder / f"{rank}.npz", {str(i): on_host(source, task) for i, task in enumerate(tasks)})
     save(folder / f"truth-{rank}.npz", truth)
 
 
@@ -180,7 +187,7 @@ def same_bits(model: torch.nn.Module, truth: dict[str, Bits]) -> list[str]:
 
 def training_facts(model: torch.nn.Module, source: FsdpShards) -> dict[str, object]:
     """Forward passes change nothing, a step does; the source sees both."""
-    before, bits = source.counters(), [source.read(task).copy() for task in source.tasks()]
+    before, bits = source.counters(), [on_host(source, task).copy() for task in source.tasks()]
     ids = torch.arange(6).reshape(2, 3) + dist.get_rank()
     with torch.no_grad():
         model(ids)
