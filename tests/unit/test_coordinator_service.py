@@ -110,14 +110,14 @@ def test_a_refused_tensor_ends_the_transition_before_anything_is_opened(
     for name in ROSTER.receivers:
         bench.service.admit(name)
     agent: Any = bench.world.receivers[1].agent
-    monkeypatch.setitem(agent._classification, "whole", PathClass.REFUSED)
+    monkeypatch.setitem(agent._held.classification, "whole", PathClass.REFUSED)
     bench.train(1)
     with pytest.raises(UnsupportedPath, match="'whole': runtime-1"):
         bench.service.transition(1, 0)
     state = bench.world.state
     assert (state.record.version, state.active) == (0, None)
     assert [receiver.gate.version for receiver in bench.world.receivers] == [0, 0], "nobody stopped serving"
-    monkeypatch.setitem(agent._classification, "whole", PathClass.XOR)
+    monkeypatch.setitem(agent._held.classification, "whole", PathClass.XOR)
     assert bench.service.transition(1, 0).num_attempts == 1
 
 
