@@ -113,7 +113,9 @@ def test_the_survivor_is_repaired_by_overwrites_only(runs: Callable[[str], Finis
         assert manifest.overwrite_only == (version in repaired), f"version {version}"
         if manifest.overwrite_only:
             assert encodings[version] == {Encoding.OVERWRITE}
-    assert any(Encoding.XOR in found for found in encodings.values()), "no undisturbed transition to compare"
+    assert any(Encoding.DELTA16 in found for found in encodings.values()), (
+        "no undisturbed transition to compare"
+    )
 
 
 def test_the_survivor_itself_applied_the_overwrites(runs: Callable[[str], Finished]) -> None:
@@ -125,7 +127,7 @@ def test_the_survivor_itself_applied_the_overwrites(runs: Callable[[str], Finish
     applied = encodings_of(lines, retries[-1])
     assert len(applied) == len(list(done.items(done.manifests()[0])))
     assert set(applied) == {"overwrite"}
-    assert "xor" in encodings_of(lines, first)
+    assert "delta16" in encodings_of(lines, first)
 
 
 @pytest.mark.parametrize("name", list(KILLS))
@@ -137,7 +139,7 @@ def test_a_restarted_runtime_restores_the_committed_version_before_it_serves(
 
 
 def test_a_restarted_trainer_takes_its_lost_candidate_back(runs: Callable[[str], Finished]) -> None:
-    """P5: receivers that opened an attempt of the lost candidate are restored; the new one may use XOR."""
+    """P5: receivers that opened an attempt of the lost candidate are restored; the new one may combine."""
     done = runs("trainer")
     for runtime in RUNTIMES:
         journal = done.journal(runtime)
