@@ -5,8 +5,8 @@ A control plane only stores and compares; ``dcr.commit.transitions`` says what m
 
 from typing import Protocol
 
-from dcr.errors import ConfigError
-from dcr.model import ControlState, RunId
+from dcr.errors import ConfigError, IntegrityError, PayloadError
+from dcr.model import ControlState, RunId, from_json
 
 
 class ControlPlane(Protocol):
@@ -51,3 +51,18 @@ def require_same_run(expected: ControlState, state: ControlState) -> None:
     """
     if state.run != expected.run:
         raise ConfigError(f"the value of run {expected.run} cannot be replaced by one of run {state.run}")
+
+
+def parse_state(run: RunId, stored: bytes, where: str) -> ControlState:
+    """The value of ``run`` from its canonical JSON, as found in ``where``.
+
+    Raises:
+        IntegrityError: it is no value, or one of another run.
+    """
+    try:
+        state = from_json(ControlState, stored)
+        if state.run != run:
+            raise PayloadError(f"it names run {state.run}")
+    except PayloadError as err:
+        raise IntegrityError(f"{where}: the value of run {run} is damaged: {err}") from err
+    return state

@@ -14,17 +14,15 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from dcr.commit.control_plane.base import require_same_run
+from dcr.commit.control_plane.base import parse_state, require_same_run
 from dcr.errors import (
     ConfigError,
     Conflict,
-    IntegrityError,
     MissingObject,
     OutcomeUnknown,
-    PayloadError,
     StoreError,
 )
-from dcr.model import ControlState, RunId, from_json, to_json
+from dcr.model import ControlState, RunId, to_json
 
 Answer: TypeAlias = dict[str, Any]
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -66,7 +64,7 @@ class EtcdControlPlane:
         found = self._read({"key": self._key(run)}).get("kvs", [])
         if not found:
             raise MissingObject(f"no run {run} in etcd at {self._where()}")
-        return self._parse(run, base64.b64decode(found[0].get("value", "")))
+        return parse_state(run, base64.b64decode(found[0].get("value", "")), f"etcd at {self._where()}")
 
     def compare_and_set(self, expected: ControlState, state: ControlState) -> None:
         """Replace ``expected`` by ``state`` durably; raises Conflict if the value is another."""
@@ -124,18 +122,6 @@ class EtcdControlPlane:
 
     def _key(self, run: RunId) -> str:
         return _text(f"{self._prefix}/control/{run}".encode())
-
-    def _parse(self, run: RunId, stored: bytes) -> ControlState:
-        try:
-            state = from_json(ControlState, stored)
-        except PayloadError as err:
-            raise self._damaged(run, str(err)) from err
-        if state.run != run:
-            raise self._damaged(run, f"it names run {state.run}")
-        return state
-
-    def _damaged(self, run: RunId, why: str) -> IntegrityError:
-        return IntegrityError(f"etcd at {self._where()}: the value of run {run} is damaged: {why}")
 
     def _where(self) -> str:
         return ",".join(self._endpoints)

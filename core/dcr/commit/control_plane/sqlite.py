@@ -9,17 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dcr.commit.control_plane.base import require_same_run
+from dcr.commit.control_plane.base import parse_state, require_same_run
 from dcr.errors import (
     ConfigError,
     Conflict,
-    IntegrityError,
     MissingObject,
     OutcomeUnknown,
-    PayloadError,
     StoreError,
 )
-from dcr.model import ControlState, RunId, from_json, to_json
+from dcr.model import ControlState, RunId, to_json
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS control (run TEXT PRIMARY KEY, state BLOB NOT NULL) WITHOUT ROWID"
 _FIXES = {
@@ -64,7 +62,7 @@ class SqliteControlPlane:
             row = db.execute("SELECT state FROM control WHERE run = ?", (run,)).fetchone()
         if row is None:
             raise MissingObject(f"no run {run} in {self._path}")
-        return self._parse(run, row[0])
+        return parse_state(run, row[0], f"control plane {self._path}")
 
     def compare_and_set(self, expected: ControlState, state: ControlState) -> None:
         """Replace ``expected`` by ``state`` durably; raises Conflict if the value is another."""
@@ -72,18 +70,6 @@ class SqliteControlPlane:
         sql = "UPDATE control SET state = ? WHERE run = ? AND state = ?"
         if not self._write(sql, (to_json(state), expected.run, to_json(expected))):
             raise Conflict(f"run {expected.run}: the value is no longer revision {expected.revision}")
-
-    def _parse(self, run: RunId, stored: bytes) -> ControlState:
-        try:
-            state = from_json(ControlState, stored)
-        except PayloadError as err:
-            raise self._damaged(run, str(err)) from err
-        if state.run != run:
-            raise self._damaged(run, f"it names run {state.run}")
-        return state
-
-    def _damaged(self, run: RunId, why: str) -> IntegrityError:
-        return IntegrityError(f"control plane {self._path}: the value of run {run} is damaged: {why}")
 
     def _write(self, sql: str, values: tuple[object, ...]) -> bool:
         """Run one statement in its own transaction; whether it changed a row."""
