@@ -36,13 +36,31 @@ $(VLLM_STAMP): requirements/vllm.txt pyproject.toml
 	$(VLLM_BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-.PHONY: setup setup-vllm check test lane-vllm lane-services model grpo fuzz
+# So has the Megatron lane (megatron-core and Megatron-Bridge on the CPU, about 2.1 GB).
+MEGATRON_BIN := .venv-megatron/bin
+MEGATRON_STAMP := .venv-megatron/.megatron-installed
+INSTALL_MEGATRON := $(MEGATRON_BIN)/python -m pip install --quiet --no-deps --ignore-requires-python -r requirements/megatron.txt
+$(MEGATRON_STAMP): requirements/megatron.txt pyproject.toml
+	@echo "installing into .venv-megatron: some minutes, once"
+	$(PYTHON) -m venv .venv-megatron
+	$(MEGATRON_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
+	$(INSTALL_MEGATRON) || { echo "installing Megatron failed; trying once more" >&2; sleep 5; $(INSTALL_MEGATRON); } || \
+	  { echo "error: requirements/megatron.txt cannot be installed; the Megatron lane needs it" >&2; exit 1; }
+	$(MEGATRON_BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+.PHONY: setup setup-vllm setup-megatron check test lane-vllm lane-megatron lane-services model grpo fuzz
 setup-vllm: $(VLLM_STAMP)
+setup-megatron: $(MEGATRON_STAMP)
 
 # Real loaders and engines; LANE_ARGS="-m slow" for the long ones.
 LANE_ARGS ?= -m "not slow"
 lane-vllm: setup-vllm
 	$(VLLM_BIN)/python -m pytest tests/lanes/vllm $(LANE_ARGS)
+
+# Real megatron-core and Bridge, processes of up to eight ranks on gloo.
+lane-megatron: setup-megatron
+	$(MEGATRON_BIN)/python -m pytest tests/lanes/megatron $(LANE_ARGS)
 
 # Real servers of the distribution (etcd) and the model checker; installs them if they are missing.
 lane-services: setup
