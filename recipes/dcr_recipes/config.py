@@ -35,6 +35,7 @@ class RuntimeConfig:
     threads: int = 1
     port: int = 0
     patience_s: float = 120.0
+    request_deadline_s: float = 120.0
     prompt_cache_mib: int = 64
     probe: bool = True
     packed: dict[str, list[str]] = field(default_factory=dict)
@@ -84,11 +85,14 @@ class FaultsConfig:
     """Restart policy, and processes that kill themselves at named points (tests only).
 
     A ``kill`` entry is ``process:point:nth[:incarnation]``; see :mod:`dcr_recipes.faults`.
-    ``kill_runtime_every``: see :mod:`dcr_recipes.scheduled_kills`.
+    ``kill_runtime_every`` and ``restart_after_steps``: see :mod:`dcr_recipes.scheduled_kills`.
+    ``cut_connections_s``: see :mod:`dcr_recipes.chaos.cuts`.
     """
 
     kill: list[str] = field(default_factory=list)
     kill_runtime_every: int = 0
+    restart_after_steps: int = 0
+    cut_connections_s: float = 0.0
     max_restarts: int = 10
 
 
@@ -156,6 +160,9 @@ RULES: Mapping[str, Rule] = {
     "runtime.threads": Rule("compute threads of each", minimum=1, fixed=True),
     "runtime.port": Rule("first port to listen on; 0 takes any free one", minimum=0, below=65536),
     "runtime.patience_s": Rule("seconds that a step waits for a process that starts", minimum=0.0),
+    "runtime.request_deadline_s": Rule(
+        "seconds after which a request goes to another instance", minimum=1e-3
+    ),
     "runtime.prompt_cache_mib": Rule(
         "MiB of prompt state that each keeps; 0: none; vllm: on or off", minimum=0
     ),
@@ -193,6 +200,10 @@ RULES: Mapping[str, Rule] = {
     "recipe.weight_decay": Rule("weight decay of AdamW", minimum=0.0, fixed=True),
     "faults.kill": Rule("tests: process:point:nth[:incarnation], ..."),
     "faults.kill_runtime_every": Rule("kill a runtime in the midst of every n-th refit; 0: never", minimum=0),
+    "faults.restart_after_steps": Rule("steps that a runtime killed by that stays away", minimum=0),
+    "faults.cut_connections_s": Rule(
+        "tests: seconds that SIGUSR1 cuts connections; 0: it does not", minimum=0
+    ),
     "faults.max_restarts": Rule("restarts of dead processes before the run fails", minimum=0),
 }
 """By dotted key. A key without a rule is one of the core's positive numbers and needs no help line."""

@@ -18,15 +18,19 @@ _START_S = 30.0
 class EtcdCluster:
     """``num_nodes`` etcd processes with their data under ``folder``; ``stop`` ends them.
 
+    With ``dies_with_parent`` the thread that starts a node takes it along, however it ends (Linux).
+
     Raises:
         ConfigError: etcd is not installed.
         Unreachable: the cluster does not elect a leader.
     """
 
-    def __init__(self, folder: Path, num_nodes: int) -> None:
+    def __init__(self, folder: Path, num_nodes: int, *, dies_with_parent: bool = False) -> None:
         if shutil.which("etcd") is None:
             raise ConfigError("etcd is not installed; run scripts/install_services.sh")
         self._folder = folder
+        # a program in front of etcd that becomes it: what a fork of many threads may not do itself
+        self._prefix = ["setpriv", "--pdeathsig", "KILL"] if dies_with_parent else []
         ports = free_ports(2 * num_nodes)
         self.endpoints = tuple(f"http://127.0.0.1:{port}" for port in ports[:num_nodes])
         self._peers = tuple(f"http://127.0.0.1:{port}" for port in ports[num_nodes:])
@@ -40,7 +44,7 @@ class EtcdCluster:
         cluster = ",".join(f"n{i}={peer}" for i, peer in enumerate(self._peers))
         client, peer = self.endpoints[node], self._peers[node]
         command = [
-            "etcd", "--name", f"n{node}", "--data-dir", str(self._folder / f"n{node}"),
+            *self._prefix, "etcd", "--name", f"n{node}", "--data-dir", str(self._folder / f"n{node}"),
             "--listen-client-urls", client, "--advertise-client-urls", client,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
             "--initial-cluster", cluster, "--initial-cluster-state", "new", "--log-level", "error",
@@ -62,15 +66,20 @@ class EtcdCluster:
         """Let a paused node go on."""
         os.kill(self._processes[node].pid, signal.SIGCONT)
 
-    def leader(self) -> int:
-        """The node that leads, waiting for an election if there must be one."""
-        end = time.monotonic() + _START_S
-        while time.monotonic() < end:
+    def leader(self, wait_s: float = _START_S) -> int:
+        """The node that leads, waiting for an election if there must be one.
+
+        Raises:
+            Unreachable: there is none after ``wait_s``.
+        """
+        end = time.monotonic() + wait_s
+        while True:
             for node, endpoint in enumerate(self.endpoints):
                 if self._leads(endpoint):
                     return node
+            if time.monotonic() >= end:
+                raise Unreachable(f"etcd elected no leader within {wait_s} s; see the logs in {self._folder}")
             time.sleep(0.05)
-        raise Unreachable(f"etcd elected no leader within {_START_S} s; see the logs in {self._folder}")
 
     def stop(self) -> None:
         """End every node."""

@@ -111,8 +111,11 @@ def _checked(name: str, answer: GenerateAnswer, version: int) -> Responses:
 
 
 def over_http(
-    peers: Peers, names: Sequence[str], settings: GrpoSettings, *, patience_s: float
+    peers: Peers, names: Sequence[str], settings: GrpoSettings, *, patience_s: float, request_s: float = 120.0
 ) -> RolloutClient:
-    """Client of the processes called ``names``, found through ``peers``; waits ``patience_s`` for one."""
-    instances = [(name, RemoteRuntime(peers, name).generate) for name in names]
+    """Client of the processes called ``names``, found through ``peers``.
+
+    One that does not answer in ``request_s`` is passed over; ``patience_s`` is waited until one answers.
+    """
+    instances = [(name, RemoteRuntime(peers, name, timeout_s=request_s).generate) for name in names]
     return RolloutClient(instances, settings.response_tokens, settings.temperature, deadline_s=patience_s)

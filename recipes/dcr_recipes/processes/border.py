@@ -108,6 +108,10 @@ def _listening(context: Context, body: Callable[[Context], None]) -> None:
     from dcr_recipes.trace.writer import recording
 
     faults, marks = context.config.faults, context.folder.faults
+    if faults.cut_connections_s:
+        from dcr_recipes.chaos.cuts import install
+
+        install(faults.cut_connections_s)
     record = recording(context.folder, context.name, context.incarnation, trace=context.config.trace)
     if not faults.kill and not faults.kill_runtime_every:
         with record:

@@ -73,7 +73,8 @@ def join_group(context: Context) -> None:
 
 
 def _runtime(context: Context, name: str) -> RemoteRuntime:
-    return RemoteRuntime(Peers(context.folder.endpoints), name)
+    deadline_s = context.config.runtime.request_deadline_s
+    return RemoteRuntime(Peers(context.folder.endpoints), name, timeout_s=deadline_s)
 
 
 def _training(context: Context) -> GrpoTraining:
@@ -84,6 +85,7 @@ def _training(context: Context) -> GrpoTraining:
         runtime_names(config),
         settings,
         patience_s=config.runtime.patience_s,
+        request_s=config.runtime.request_deadline_s,
     )
     return assemble(
         start_of(context.config),
