@@ -3,8 +3,12 @@
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dcr.errors import ConfigError
 
+Indices = NDArray[np.int64]
 Dim = tuple[int, int, int]
 """Size, src stride and dst stride of one dimension."""
 
@@ -89,6 +93,44 @@ def nests(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
             return False
         reach += (size - 1) * stride
     return True
+
+
+def members(box: Box, start: int, stop: int) -> Indices:
+    """Source indices of the box's pairs ``start .. stop - 1``, counted row-major over its shape."""
+    left = np.arange(start, stop, dtype=np.int64)
+    out = np.full(left.shape, box.src_offset, dtype=np.int64)
+    for size, stride in zip(reversed(box.shape), reversed(box.src_strides), strict=True):
+        coordinate = left % size
+        left //= size
+        out += coordinate * stride
+    return out
+
+
+def cut(box: Box, start: int, stop: int) -> list[Box]:
+    """Parts of a box in normal form whose sources lie in ``start .. stop - 1``; two a dimension at most."""
+    if box.size == 0 or box.src_last < start or box.src_offset >= stop:
+        return []
+    if box.src_offset >= start and box.src_last < stop:
+        return [box]
+    size, src, dst = box.shape[0], box.src_strides[0], box.dst_strides[0]
+
+    def rows(first: int, last: int) -> Box:
+        offsets = box.src_offset + first * src, box.dst_offset + first * dst
+        shape = (last - first, *box.shape[1:])
+        return Box(shape, offsets[0], box.src_strides, offsets[1], box.dst_strides)
+
+    reach = box.src_last - box.src_offset - (size - 1) * src  # of one row
+    first = max(0, -(-(start - box.src_offset) // src))  # rows that begin inside
+    last = min(size, max(first, (stop - 1 - reach - box.src_offset) // src + 1))  # and end inside
+    edges = {max(0, first - 1), last} - set(range(first, last))
+    parts = [rows(first, last)] if last > first else []
+    for edge in sorted(row for row in edges if row < size):
+        inner = rows(edge, edge + 1)
+        alone = Box(
+            box.shape[1:], inner.src_offset, box.src_strides[1:], inner.dst_offset, box.dst_strides[1:]
+        )
+        parts.extend(cut(alone, start, stop))
+    return parts
 
 
 def surely_disjoint(a: Box, b: Box) -> bool:

@@ -1,12 +1,13 @@
 """Find the boxes of a map given by its pairs, and chain two maps."""
 
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
 from dcr.errors import ConfigError
-from dcr.indexmap.box import Box, Dim, nests
-from dcr.indexmap.map import IndexMap, Indices
+from dcr.indexmap.box import Box, Dim, Indices, nests
+from dcr.indexmap.map import IndexMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,51 @@ def boxes_from_pairs(src: Indices, dst: Indices) -> tuple[Box, ...]:
         pieces = folded
 
 
+def from_table(table: Indices, dst_size: int) -> IndexMap:
+    """The map given element by element: ``table[i]`` is the destination of source i, -1 where cropped."""
+    src = np.flatnonzero(table >= 0).astype(np.int64)
+    return IndexMap(boxes_from_pairs(src, table[src]), table.size, dst_size)
+
+
+def from_rows(
+    rows: Indices,
+    width: int,
+    dst_shape: tuple[int, int],
+    *,
+    column: int = 0,
+    transposed: bool = False,
+) -> IndexMap:
+    """Map of a row-major matrix [rows.size, width] given by where its rows go.
+
+    Element (i, j) goes to (``rows[i]``, ``column + j``) of a matrix ``dst_shape``, which is stored
+    row-major, or, if ``transposed``, as its row-major transpose. Rows of -1 are cropped.
+
+    Raises:
+        ConfigError: a row or the columns leave ``dst_shape``.
+    """
+    num_rows, num_columns = dst_shape
+    if column < 0 or column + width > num_columns or (rows.size and int(rows.max()) >= num_rows):
+        raise ConfigError(f"rows of {width} elements at column {column} leave a matrix of shape {dst_shape}")
+    row_step, column_step = (1, num_rows) if transposed else (num_columns, 1)
+    kept = np.flatnonzero(rows >= 0).astype(np.int64)
+    boxes = tuple(
+        Box(
+            (*box.shape, width),
+            box.src_offset * width,
+            (*(stride * width for stride in box.src_strides), 1),
+            box.dst_offset * row_step + column * column_step,
+            (*(stride * row_step for stride in box.dst_strides), column_step),
+        )
+        for box in (boxes_from_pairs(kept, rows[kept]) if width else ())
+    )
+    return IndexMap(boxes, rows.size * width, num_rows * num_columns)
+
+
 def compose(first: IndexMap, second: IndexMap) -> IndexMap:
     """The map that applies ``first``, then ``second``; cropped by either is cropped.
 
-    Chained unit-stride runs cost nothing; others are enumerated, in O(first.src_size) memory.
+    Both are seen in blocks that neither tears apart, rows of a matrix for instance, and the blocks
+    are enumerated: O(first.src_size / block) memory. Unit-stride runs cost nothing.
 
     Raises:
         ConfigError: ``second`` does not start where ``first`` ends.
@@ -47,12 +89,48 @@ def compose(first: IndexMap, second: IndexMap) -> IndexMap:
     one, two = first.shift, second.shift
     if one is not None and two is not None:
         return IndexMap.contiguous(first.src_size, one + two, second.dst_size)
+    block = gcd(_block(first), _block(second)) or 1
+    first, second = (_in_blocks(each, block) for each in (first, second))
     src = np.arange(first.src_size, dtype=np.int64)
     mid = first.to_far(src)
     src, mid = src[mid >= 0], mid[mid >= 0]
     far = second.to_far(mid)
     kept = far >= 0
-    return IndexMap(boxes_from_pairs(src[kept], far[kept]), first.src_size, second.dst_size)
+    boxes = tuple(_grown(box, block) for box in boxes_from_pairs(src[kept], far[kept]))
+    return IndexMap(boxes, first.src_size * block, second.dst_size * block)
+
+
+def _block(index_map: IndexMap) -> int:
+    """Largest b such that aligned blocks of b sources stay together, in order and aligned, or are cropped."""
+    found = gcd(index_map.src_size, index_map.dst_size)
+    for box in index_map.boxes:
+        if not box.shape or (box.src_strides[-1], box.dst_strides[-1]) != (1, 1):
+            return 1
+        found = gcd(found, box.shape[-1], box.src_offset, box.dst_offset)
+        found = gcd(found, *box.src_strides[:-1], *box.dst_strides[:-1])
+    return found
+
+
+def _in_blocks(index_map: IndexMap, block: int) -> IndexMap:
+    """The map between blocks; ``block`` divides ``_block(index_map)``."""
+    if block == 1:
+        return index_map
+    boxes = tuple(
+        Box(
+            (*box.shape[:-1], box.shape[-1] // block),
+            box.src_offset // block,
+            (*(stride // block for stride in box.src_strides[:-1]), 1),
+            box.dst_offset // block,
+            (*(stride // block for stride in box.dst_strides[:-1]), 1),
+        )
+        for box in index_map.boxes
+    )
+    return IndexMap(boxes, index_map.src_size // block, index_map.dst_size // block)
+
+
+def _grown(box: Box, block: int) -> Box:
+    src, dst = (tuple(stride * block for stride in strides) for strides in (box.src_strides, box.dst_strides))
+    return Box((*box.shape, block), box.src_offset * block, (*src, 1), box.dst_offset * block, (*dst, 1))
 
 
 def _runs(src: Indices, dst: Indices) -> list[_Piece]:

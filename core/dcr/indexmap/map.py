@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.errors import ConfigError
-from dcr.indexmap.box import Box, surely_disjoint
+from dcr.indexmap.box import Box, Indices, cut, members, surely_disjoint
+from dcr.indexmap.runs import decode_runs, runs_of
 
-Indices = NDArray[np.int64]
 _CHUNK = 1 << 20
+_FEW_BOXES = 8  # a pass over all indices for each box is cheaper up to here
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,21 @@ class IndexMap:
         boxes = (Box(local_shape, 0, near, start, far),) if size else ()
         return cls(boxes, size, int(np.prod(full_shape, dtype=np.int64)))
 
+    @classmethod
+    def permuted(cls, shape: tuple[int, ...], dims: tuple[int, ...]) -> "IndexMap":
+        """A row-major tensor of ``shape`` onto its ``permute(dims)``, row-major again.
+
+        Raises:
+            ConfigError: ``dims`` is no permutation of the dimensions.
+        """
+        if sorted(dims) != list(range(len(shape))):
+            raise ConfigError(f"dims {dims} do not permute the {len(shape)} dimensions of shape {shape}")
+        far = row_major(tuple(shape[dim] for dim in dims))
+        strides = tuple(far[dims.index(dim)] for dim in range(len(shape)))
+        size = int(np.prod(shape, dtype=np.int64))
+        boxes = (Box(shape, 0, row_major(shape), 0, strides),) if size else ()
+        return cls(boxes, size, size)
+
     @property
     def num_mapped(self) -> int:
         """Number of source indices that have a destination."""
@@ -116,6 +132,10 @@ class IndexMap:
         whole = len(self.boxes) == 1 and self.is_complete
         if whole:
             return _decode(self.boxes[0], indices)
+        if len(self.boxes) > _FEW_BOXES:
+            runs = runs_of(self.boxes)
+            if runs is not None:
+                return decode_runs(runs, indices)
         far = np.full(indices.shape, -1, dtype=np.int64)
         for box in self.boxes:
             inside = _contains(box, indices)
@@ -158,6 +178,32 @@ class IndexMap:
             raise ConfigError("index map: not injective, so it has no inverse")
         return IndexMap(tuple(box.flipped() for box in self.boxes), self.dst_size, self.src_size)
 
+    def restrict(self, start: int, stop: int) -> "IndexMap":
+        """The part with sources ``start .. stop - 1``, counted from 0 again: a tensor owned in index ranges.
+
+        Raises:
+            ConfigError: the range leaves the source space.
+        """
+        if not 0 <= start <= stop <= self.src_size:
+            raise ConfigError(f"range {start} .. {stop} leaves a source space of {self.src_size} elements")
+        parts = (part for box in self.boxes for part in cut(box, start, stop))
+        moved = (
+            Box(part.shape, part.src_offset - start, part.src_strides, part.dst_offset, part.dst_strides)
+            for part in parts
+        )
+        return IndexMap(tuple(moved), stop - start, self.dst_size)
+
+    def crop(self, start: int, stop: int) -> "IndexMap":
+        """The part that lands at ``start .. stop - 1``, with destinations as they are; the rest is cropped.
+
+        Raises:
+            ConfigError: the range leaves the destination space.
+        """
+        if not 0 <= start <= stop <= self.dst_size:
+            raise ConfigError(f"range {start} .. {stop} leaves a space of {self.dst_size} elements")
+        parts = (part.flipped() for box in self.boxes for part in cut(box.flipped().normal(), start, stop))
+        return IndexMap(tuple(parts), self.src_size, self.dst_size)
+
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides, in elements, of a dense row-major tensor."""
@@ -165,17 +211,6 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * shape[dim + 1]
     return tuple(strides)
-
-
-def members(box: Box, start: int, stop: int) -> Indices:
-    """Source indices of the box's pairs ``start .. stop - 1``, counted row-major over its shape."""
-    left = np.arange(start, stop, dtype=np.int64)
-    out = np.full(left.shape, box.src_offset, dtype=np.int64)
-    for size, stride in zip(reversed(box.shape), reversed(box.src_strides), strict=True):
-        coordinate = left % size
-        left //= size
-        out += coordinate * stride
-    return out
 
 
 def _decode(box: Box, indices: Indices) -> Indices:

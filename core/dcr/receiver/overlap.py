@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dcr.indexmap import Box, IndexMap
-from dcr.indexmap.box import surely_disjoint
-from dcr.indexmap.map import members
+from dcr.indexmap.box import members, surely_disjoint
 from dcr.receiver.trace import Kind, Write
 
 _CHUNK = 1 << 20
