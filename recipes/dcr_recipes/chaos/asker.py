@@ -78,9 +78,13 @@ class Askers:
             thread.start()
             self._threads.append(thread)
 
+    def stop(self) -> None:
+        """Ask nothing new."""
+        self._ended.set()
+
     def close(self) -> None:
         """Return when the requests in flight have ended."""
-        self._ended.set()
+        self.stop()
         for thread in self._threads:
             thread.join()
 
