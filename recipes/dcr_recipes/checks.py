@@ -25,6 +25,10 @@ def check_together(config: RunConfig) -> None:
     if config.recipe.prompts % config.trainer.ranks:
         ranks, prompts = config.trainer.ranks, config.recipe.prompts
         raise ConfigError(f"recipe.prompts: must be a multiple of trainer.ranks = {ranks}, got {prompts}")
+    if config.commit.name == "etcd" and not config.commit.endpoints:
+        raise ConfigError("commit.endpoints: commit.name=etcd needs client URLs, [http://host:2379, ...]")
+    if config.commit.name != "etcd" and config.commit.endpoints:
+        raise ConfigError(f"commit.endpoints: commit={config.commit.name} has none; use commit=etcd")
     _check_runtime(config)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from dcr.config import CHECKS, AuditConfig, CodecConfig, CommitConfig, RefitConfig
+from dcr.refit.control import CONTROL_PLANES
 
 
 @dataclass(slots=True)
@@ -59,9 +60,16 @@ class TransportConfig:
 
 @dataclass(slots=True)
 class CommitPlaneConfig(CommitConfig):
-    """The core's deadlines and the control plane that holds the record."""
+    """The core's deadlines, the control plane that holds the record, and the coordinators.
+
+    ``endpoints`` are client URLs of an etcd cluster that runs already. An active coordinator that has not
+    been heard of for ``leader_lease_s`` is replaced by one that stands by.
+    """
 
     name: str = "sqlite"
+    endpoints: list[str] = field(default_factory=list)
+    coordinators: int = 1
+    leader_lease_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -175,7 +183,14 @@ RULES: Mapping[str, Rule] = {
     "runtime.arguments": Rule("vllm: further engine arguments, {name: value, ...}", fixed=True),
     "transport.name": Rule("how payloads travel", ("directory",), fixed=True),
     "transport.path": Rule("folder of the object store; default RUN_DIR/store", fixed=True),
-    "commit.name": Rule("where the commit record lives", ("sqlite",), fixed=True),
+    "commit.name": Rule(
+        "where the commit record lives: a file of the run, an etcd cluster", CONTROL_PLANES, fixed=True
+    ),
+    "commit.endpoints": Rule("etcd: client URLs of a cluster that runs, [http://host:2379, ...]"),
+    "commit.coordinators": Rule("coordinators; all but one stand by", minimum=1),
+    "commit.leader_lease_s": Rule(
+        "seconds without a sign of life after which a coordinator is replaced", minimum=1.0
+    ),
     "commit.max_attempts": Rule("attempts at one transition before giving up", minimum=1),
     "codec.name": Rule("payload coding", ("published", "planes"), fixed=True),
     "codec.zstd_level": Rule("zstd level", minimum=1, below=23),

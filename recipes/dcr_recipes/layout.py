@@ -7,6 +7,11 @@ LATEST = Path("runs/latest")
 """The run that was started last in this folder's ``runs``."""
 
 
+def coordinator_name(index: int) -> str:
+    """Under which a coordinator logs and is killed in tests; the active one is found as ``coordinator``."""
+    return f"coordinator-{index}" if index else "coordinator"
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The folder of one run; nothing here creates anything."""

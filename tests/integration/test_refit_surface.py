@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from dcr.commit.control_plane.claimed import ClaimedPlane
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.remote import HttpCaller
 from dcr.config import CommitConfig, RefitConfig
 from dcr.errors import ConfigError, Conflict
 from dcr.refit import COORDINATOR, Refit, Site, compose_coordinator
-from dcr.refit.coordinator import handlers
+from dcr.refit.desk import Desk, Term
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.rpc import serve
 from dcr_adapters.fsdp import FsdpShards
@@ -26,8 +27,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made = Site("ab" * 16, DirectoryStore(tmp_path / "store"), tmp_path / "endpoints")
     caller = HttpCaller(made.peers)  # a coordinator's ends with its process, so here the test closes it
     monkeypatch.setattr("dcr.refit.coordinator.HttpCaller", lambda _: caller)
-    service = compose_coordinator(CONFIG.commit, made, MemoryControlPlane(), world=1, receivers=())
-    with serve(handlers(service)) as server:
+    plane = ClaimedPlane(MemoryControlPlane())
+    service = compose_coordinator(CONFIG.commit, made, plane, world=1, receivers=())
+    desk = Desk(COORDINATOR)
+    desk.begin(Term(made.run, service, plane))
+    with serve(desk.handlers()) as server:
         made.peers.publish(COORDINATOR, server.url, "i")
         yield made
     caller.close()

@@ -4,13 +4,16 @@ A training loop holds one ``Refit`` on each rank; a serving process holds one re
 coordinator process drives both. All three meet in a ``Site``.
 """
 
-from dcr.refit.coordinator import compose_coordinator
+from dcr.refit.control import ControlSpec, parse_control
+from dcr.refit.coordinator import Post, compose_coordinator, coordinate
 from dcr.refit.receiver import await_record, compose_instance, compose_receiver
 from dcr.refit.site import COORDINATOR, Site, owner_name
 from dcr.refit.trainer import Refit, SyncReport
 
 __all__ = [
     "COORDINATOR",
+    "ControlSpec",
+    "Post",
     "Refit",
     "Site",
     "SyncReport",
@@ -18,5 +21,7 @@ __all__ = [
     "compose_coordinator",
     "compose_instance",
     "compose_receiver",
+    "coordinate",
     "owner_name",
+    "parse_control",
 ]

@@ -1,24 +1,32 @@
 """The coordinator's side: a service that owns nothing but access to the control plane."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from dcr.commit.control_plane.base import ControlPlane
+from dcr.commit.control_plane.claimed import ClaimedPlane
 from dcr.commit.driver import Driver
 from dcr.commit.remote import HttpCaller, remote_endpoints
 from dcr.commit.service import CoordinatorService
 from dcr.config import CommitConfig
-from dcr.errors import MissingObject
-from dcr.refit.site import Site, roster
+from dcr.model import new_nonce
+from dcr.refit.candidate import Candidate, Seat
+from dcr.refit.control import ControlSpec
+from dcr.refit.desk import Desk, Term
+from dcr.refit.site import COORDINATOR, Site, roster
+from dcr.transport.announce import identity
+from dcr.transport.peers import Peer
+from dcr.transport.rpc import serve
 
 
 def compose_coordinator(
     config: CommitConfig, site: Site, plane: ControlPlane, *, world: int, receivers: tuple[str, ...]
 ) -> CoordinatorService:
-    """A coordinator of ``site``'s run for ``world`` trainer ranks and the named receivers.
+    """The service of ``site``'s run for ``world`` trainer ranks and the named receivers.
 
-    A run that exists is taken over at once (its epoch rises, an unfinished commit is finished), so
-    a restarted coordinator serves without being told; see ``CoordinatorService.open_run``.
+    It does nothing by itself; ``coordinate`` makes a process of it that takes the run over.
     """
     cast = roster(world, receivers)
     # Every party may be in two calls at once: one that is late and the one that replaced it.
@@ -28,17 +36,47 @@ def compose_coordinator(
     return CoordinatorService(driver, config, cast)
 
 
-def handlers(service: CoordinatorService) -> dict[str, Callable[..., object]]:
-    """Method name -> callable, for ``dcr.transport.rpc.serve``."""
-    calls = (service.open_run, service.transition, service.admit, service.record)
-    return {call.__name__: call for call in calls}
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What every coordinator of one run is given. ``lease_s``: see ``commit.leadership``."""
+
+    config: CommitConfig
+    site: Site
+    control: ControlSpec
+    world: int
+    receivers: tuple[str, ...]
+    lease_s: float
+
+    def new_term(self) -> Term:
+        """A service that has done nothing yet."""
+        plane = ClaimedPlane(self.control.plane())
+        service = compose_coordinator(
+            self.config, self.site, plane, world=self.world, receivers=self.receivers
+        )
+        return Term(self.site.run, service, plane)
 
 
-def take_over(service: CoordinatorService) -> bool:
-    """Resume the run if it exists; returns whether it does."""
-    try:
-        service.record()
-    except MissingObject:
-        return False
-    service.open_run(resume=True)
-    return True
+def coordinate(
+    name: str,
+    post: Post,
+    stop: threading.Event,
+    *,
+    tell: Callable[[str], None],
+    host: str = "127.0.0.1",
+) -> None:
+    """Be one of the run's coordinators until ``stop`` is set: active, or on standby while another one leads.
+
+    ``name`` must be its own among all that may live at the same time: a process that comes back under
+    its name within the lease is taken for the same one. ``tell`` hears of each change of role.
+
+    Raises:
+        ConfigError: the control plane cannot be used as given, or the run is of another model.
+        StoreError: its file is no database.
+        RefitError: taking the run over met what no retry repairs.
+    """
+    leadership = post.control.leadership(post.site.run, name, lease_s=post.lease_s)
+    desk, incarnation = Desk(name), new_nonce()
+    with serve({**desk.handlers(), **identity(incarnation)}, host=host) as server:
+        me = Peer(COORDINATOR, server.url, incarnation)
+        seat = Seat(leadership, post.lease_s, post.site.peers, me, post.new_term)
+        Candidate(name, seat, desk, tell=tell).run(stop)

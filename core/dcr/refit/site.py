@@ -8,6 +8,7 @@ from dcr.commit.remote import Caller, HttpCaller, Party
 from dcr.config import CommitConfig
 from dcr.errors import MissingObject
 from dcr.model import Catalogue, CommitRecord, RunId, from_json
+from dcr.refit.following import FollowingCaller
 from dcr.transport.archive import StoreArchive
 from dcr.transport.base import ObjectStore
 from dcr.transport.object_transport import ObjectTransport
@@ -45,8 +46,9 @@ class Site:
         return Peers(self.endpoints)
 
     def coordinator(self, config: CommitConfig, caller: Caller | None = None) -> Party:
-        """The coordinator, wherever it listens now."""
-        return Party(COORDINATOR, caller or HttpCaller(self.peers), config)
+        """The active coordinator, wherever it listens now and whoever takes its place meanwhile."""
+        following = FollowingCaller(caller or HttpCaller(self.peers), self.peers)
+        return Party(COORDINATOR, following, config)
 
     def catalogue(self, record: CommitRecord) -> Catalogue:
         """The run's catalogue, proven against the record's digest."""

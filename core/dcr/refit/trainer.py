@@ -33,7 +33,7 @@ from dcr.source.baseline import Baseline
 from dcr.source.owner import OwnerAgent, OwnerSetup
 from dcr.source.ownership import owned
 from dcr.source.ports import ShardSource
-from dcr.transport.rpc import RpcServer, serve
+from dcr.transport.announce import Announcement, announce
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Refit:
         self._incarnation = new_nonce()
         self._claim: Claim | None = None
         self._agent: OwnerAgent | None = None
-        self._server: RpcServer | None = None
+        self._server: Announcement | None = None
         self._record: CommitRecord | None = None
 
     @classmethod
@@ -191,8 +191,8 @@ class Refit:
         calls = (
             agent.anchor, agent.collect, agent.fence, agent.construct, agent.stop_and_wait, agent.fold_in
         )  # fmt: skip
-        self._server = serve({call.__name__: call for call in calls})
-        site.peers.publish(owner_name(self._rank), self._server.url, incarnation)
+        handlers = {call.__name__: call for call in calls}
+        self._server = announce(site.peers, owner_name(self._rank), handlers, incarnation=incarnation)
         self._agent = agent
 
     def _await_open(self, deadline_s: float) -> CommitRecord:

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr.commit.control_plane.sqlite import SqliteControlPlane
+from dcr.commit.control_plane.base import ControlPlane
 from dcr.errors import ConfigError, MissingObject
 from dcr.model import ControlState
 from dcr.refit import Site
 from dcr_recipes.config import RunConfig
 from dcr_recipes.layout import LATEST, RunFolder
-from dcr_recipes.processes.serving import site_of
+from dcr_recipes.processes.serving import control_of, site_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class OpenedRun:
     folder: RunFolder
     config: RunConfig
     site: Site
-    plane: SqliteControlPlane
+    plane: ControlPlane
 
     def state(self) -> ControlState:
         """What the control plane holds now."""
@@ -41,9 +41,10 @@ def open_run(root: Path | None) -> OpenedRun:
     config = load(folder.config)
     if config.refit != "dcr":
         raise ConfigError(f"{root} ran with refit={config.refit}: only refit=dcr keeps a commit record")
-    if not folder.control.is_file():
+    control = control_of(folder, config)
+    if control.name == "sqlite" and not folder.control.is_file():  # looking at it must not create it
         raise ConfigError(f"{root} has not committed a version yet")
-    opened = OpenedRun(folder, config, site_of(folder, config), SqliteControlPlane(folder.control))
+    opened = OpenedRun(folder, config, site_of(folder, config), control.plane())
     try:
         opened.state()
     except MissingObject:

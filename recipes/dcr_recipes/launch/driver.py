@@ -16,7 +16,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from dcr.errors import ConfigError
+from dcr.errors import ConfigError, MissingObject, StoreError
+from dcr.refit.control import ControlSpec
 from dcr_recipes import receiver_figures
 from dcr_recipes.config import RunConfig, RuntimeConfig
 from dcr_recipes.errors import EXIT_INTERRUPTED, RunFailed
@@ -26,7 +27,7 @@ from dcr_recipes.launch.lanes import check_lane, interpreter, lane_environment
 from dcr_recipes.launch.live import ProcessState
 from dcr_recipes.launch.progress import Progress
 from dcr_recipes.launch.supervisor import Spec, Supervisor
-from dcr_recipes.layout import RunFolder
+from dcr_recipes.layout import RunFolder, coordinator_name
 from dcr_recipes.models.catalogue import check, prepare
 from dcr_recipes.plots import draw_all
 from dcr_recipes.scheduled_kills import victims
@@ -48,6 +49,7 @@ def run(words: Sequence[str], console: Console) -> int:
     folder, config = choose(words)
     check_ports(config)
     check_lane(config.runtime)
+    check_control(config)
     check(config.model)
     with claim(folder, config) as lock:
         console.print(f"run folder: {folder.root}", highlight=False, soft_wrap=True)
@@ -117,6 +119,23 @@ def check_ports(config: RunConfig) -> None:
             raise ConfigError(f"runtime.port: cannot listen on port {port}: {reason}") from err
 
 
+def check_control(config: RunConfig) -> None:
+    """Notice an etcd that does not answer before anything is started; a run starts none itself.
+
+    Raises:
+        ConfigError: names the endpoints.
+    """
+    if config.refit != "dcr" or config.commit.name == "sqlite":
+        return
+    control = ControlSpec(config.commit.name, endpoints=tuple(config.commit.endpoints))
+    try:
+        control.plane().read("0" * 32)
+    except MissingObject:
+        return
+    except StoreError as err:
+        raise ConfigError(f"commit.endpoints: {err}") from err
+
+
 def drive(supervisor: Supervisor, progress: Progress) -> None:
     """Start the processes and watch them until the work is done; none is left when it returns or raises.
 
@@ -142,7 +161,7 @@ def specs(folder: RunFolder, config: RunConfig) -> list[Spec]:
     """The processes of a run, in starting order."""
     trainer, runtime = config.trainer, config.runtime
     roles = [
-        ("coordinator", 1 if config.refit == "dcr" else 0, 1),
+        ("coordinator", config.commit.coordinators if config.refit == "dcr" else 0, 1),
         ("oracle", 0 if config.verify == "off" else 1, runtime.threads),
         ("runtime", runtime.instances, runtime.threads),
         ("trainer", trainer.ranks, trainer.threads),
@@ -156,12 +175,12 @@ def specs(folder: RunFolder, config: RunConfig) -> list[Spec]:
 
 _SERVING = ("oracle", "runtime")
 """Roles that hold a runtime, and so run in its environment."""
-_NAMES = {"coordinator": "coordinator", "oracle": "oracle", "runtime": "runtime-{}", "trainer": "owner-{}"}
+_NAMES = {"oracle": "oracle", "runtime": "runtime-{}", "trainer": "owner-{}"}
 """Role -> the name under which its processes find one another, log and are killed in tests."""
 
 
 def _spec(folder: RunFolder, runtime: RuntimeConfig, *, role: str, index: int, threads: int) -> Spec:
-    name = _NAMES[role].format(index)
+    name = coordinator_name(index) if role == "coordinator" else _NAMES[role].format(index)
     python = str(interpreter(runtime)) if role in _SERVING else sys.executable
     argv = (python, "-m", f"dcr_recipes.processes.{role}", str(folder.root), str(index))
     # Set before any library loads: BLAS and OpenMP read it once, and it decides the order of sums.

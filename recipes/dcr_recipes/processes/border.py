@@ -60,8 +60,8 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def enter(name: str, body: Callable[[Context], None]) -> None:
-    """Run ``body`` as the process ``name`` (``{}`` becomes the index) and exit with its verdict.
+def enter(name: str | Callable[[int], str], body: Callable[[Context], None]) -> None:
+    """Run ``body`` as the process ``name`` (of its index, which ``{}`` becomes) and exit with its verdict.
 
     Exit codes: 0 done, EXIT_FATAL with one line when a restart cannot help, 1 with a traceback else.
     """
@@ -94,12 +94,13 @@ def describe(err: Exception) -> str:
     return " ".join(str(err).split()) or type(err).__name__
 
 
-def _context(name: str, run_dir: Path, index: int) -> Context:
+def _context(name: str | Callable[[int], str], run_dir: Path, index: int) -> Context:
     from dcr_recipes.compose import load
 
     folder = RunFolder(run_dir)
     incarnation = int(os.environ.get(INCARNATION, "1"))
-    return Context(name.format(index), index, incarnation, folder, load(folder.config))
+    own = name.format(index) if isinstance(name, str) else name(index)
+    return Context(own, index, incarnation, folder, load(folder.config))
 
 
 def _listening(context: Context, body: Callable[[Context], None]) -> None:

@@ -1,34 +1,27 @@
-"""The coordinator of one run: nothing but access to the control plane and the scripts that commit."""
+"""A coordinator of one run: nothing but access to the control plane and the scripts that commit."""
 
-import logging
+import signal
+import threading
 
-from dcr.commit.control_plane.sqlite import SqliteControlPlane
-from dcr.errors import Conflict, Unreachable
-from dcr.refit import compose_coordinator
-from dcr.refit.coordinator import handlers, take_over
+from dcr.refit import coordinate
+from dcr_recipes.layout import coordinator_name
 from dcr_recipes.processes.border import Context, enter
-from dcr_recipes.processes.serving import announce, runtime_names, site, wait_for_the_end
-
-logger = logging.getLogger(__name__)
+from dcr_recipes.processes.serving import post_of
 
 
 def main(context: Context) -> None:
-    """Serve the run; one that exists is taken over (P1: the driver holds the folder, so it is ours)."""
-    config = context.config
-    service = compose_coordinator(
-        config.commit,
-        site(context),
-        SqliteControlPlane(context.folder.control),
-        world=config.trainer.ranks,
-        receivers=runtime_names(config),
-    )
-    announce(context, handlers(service))
-    try:
-        take_over(service)
-    except (Conflict, Unreachable) as err:
-        logger.warning("not taken over yet, the trainer will ask again: %s", err)
-    wait_for_the_end()
+    """Coordinate, or stand by (P1: the driver holds the folder, so a run that exists is ours)."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
+    post = post_of(context.folder, context.config)
+    coordinate(candidate_name(context), post, stop, tell=lambda line: print(line, flush=True))
+
+
+def candidate_name(context: Context) -> str:
+    """A lone coordinator comes back as the same one and goes on at once; others queue up behind a standby."""
+    alone = context.config.commit.coordinators == 1
+    return context.name if alone else f"{context.name}.{context.incarnation}"
 
 
 if __name__ == "__main__":
-    enter("coordinator", main)
+    enter(coordinator_name, main)

@@ -2,11 +2,12 @@
 
 import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from dcr.model import new_nonce
-from dcr.refit import Site
+from dcr.refit import ControlSpec, Post, Site
+from dcr.transport.announce import Announcement
+from dcr.transport.announce import announce as announce_process
 from dcr.transport.directory import DirectoryStore
-from dcr.transport.rpc import RpcServer, serve
 from dcr_recipes.config import RunConfig
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.processes.border import Context
@@ -23,15 +24,33 @@ def site_of(folder: RunFolder, config: RunConfig) -> Site:
     return Site(folder.run_id.read_text().strip(), store, folder.endpoints)
 
 
-def announce(context: Context, handlers: Mapping[str, Callable[..., object]], *, port: int = 0) -> RpcServer:
+def control_of(folder: RunFolder, config: RunConfig) -> ControlSpec:
+    """Where the run's commit record lives."""
+    path = folder.control if config.commit.name == "sqlite" else Path()
+    return ControlSpec(config.commit.name, path, tuple(config.commit.endpoints))
+
+
+def post_of(folder: RunFolder, config: RunConfig) -> Post:
+    """What every coordinator of a run is given."""
+    return Post(
+        config.commit,
+        site_of(folder, config),
+        control_of(folder, config),
+        config.trainer.ranks,
+        runtime_names(config),
+        config.commit.leader_lease_s,
+    )
+
+
+def announce(
+    context: Context, handlers: Mapping[str, Callable[..., object]], *, port: int = 0
+) -> Announcement:
     """Serve ``handlers`` under this process's name; from now on others find it.
 
     Raises:
         ConfigError: the port is in use.
     """
-    server = serve(handlers, port=port)
-    site(context).peers.publish(context.name, server.url, new_nonce())
-    return server
+    return announce_process(site(context).peers, context.name, handlers, port=port)
 
 
 def wait_for_the_end() -> None:

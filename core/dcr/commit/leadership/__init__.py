@@ -1,0 +1,1 @@
+"""Which of several coordinators is the active one, behind one port."""
