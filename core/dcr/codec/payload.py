@@ -1,10 +1,11 @@
 """Payloads: items to bytes and back (paper Appendix D; docs/format.md is the specification)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dcr import observe
 from dcr.codec.choice import PUBLISHED, require_known
+from dcr.codec.columns import Columns, columns_of
 from dcr.codec.engines import EngineName, engine_of
 from dcr.codec.head import HEAD_BYTES, Head, PayloadId, check_identity, read_head, write_payload
 from dcr.codec.item import Item, check_item
@@ -23,11 +24,18 @@ _NO_ID = "0" * 32
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A payload whose every byte was checked. ``digest`` names it by content (hexadecimal)."""
+    """A payload whose every byte was checked. ``digest`` names it by content (hexadecimal).
+
+    ``columns`` says the same of ``items`` as arrays.
+    """
 
     identity: PayloadId
     digest: str
     items: tuple[Item, ...]
+    columns: Columns = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", columns_of(self.items))
 
     @property
     def run(self) -> RunId:

@@ -12,10 +12,10 @@ from dcr import observe
 from dcr.codec import Item, Payload
 from dcr.errors import AttemptFailed, IntegrityError, UnsupportedPath
 from dcr.model import Bits, Catalogue, TensorSpec
-from dcr.receiver.checks import Written, check_items
+from dcr.receiver.checks import check_items
 from dcr.receiver.digester import Digester
 from dcr.receiver.instance import InstanceWriter
-from dcr.receiver.items import validate
+from dcr.receiver.intake import Intake, Taken
 from dcr.receiver.lanes import dense_from_bits
 from dcr.receiver.methods import MethodName, RankMap, rank_map
 from dcr.receiver.ports import NativeLoader
@@ -25,6 +25,7 @@ from dcr.receiver.readback import RankReader
 from dcr.receiver.rehearsal import unlike_reloaded
 from dcr.receiver.scatter.engine import EngineName, engine_for
 from dcr.receiver.shadows import Shadows
+from dcr.receiver.spread import groups
 from dcr.receiver.stream import HookStream
 from dcr.receiver.writer import PADDING, ApplyStats, Cancelled, Slice, never
 
@@ -55,7 +56,8 @@ class RankApplier:
         self._digester = Digester.of(catalogue.audit_key, self._specs, {})
         self._shadows = Shadows({}, {})
         self._stream: HookStream | None = None
-        self._written: list[Written] = []
+        self._taken: list[Taken] = []
+        self._intake: Intake | None = None
         self._unloaded: dict[str, None] = {}
 
     @property
@@ -75,6 +77,7 @@ class RankApplier:
             hooked = learned.specs_of(Method.HOOK)
             self._stream = HookStream(self._loader, table, hooked) if hooked else None
             self._map, self._shadows = learned, shadows
+            self._intake = Intake(learned, self._specs)
         return self.map.placement
 
     def divide(self, parts: Mapping[str, tuple[Cover, ...]]) -> None:
@@ -90,7 +93,7 @@ class RankApplier:
 
     def begin(self, *, clean: bool) -> None:
         """See ``RankPort``; the map is as good in torn storage, as long as it holds."""
-        self._written.clear()
+        self._taken.clear()
         self._require_unmoved()
 
     def apply(self, payload: Payload, *, allow_xor: bool = True, cancelled: Cancelled = never) -> ApplyStats:
@@ -102,25 +105,17 @@ class RankApplier:
         Raises:
             AttemptFailed: an item is not acceptable, the loader broke a condition, or cancelled.
         """
-        paths = self.map.paths
-        for item in payload.items:
-            validate(item, self._specs, paths, allow_xor=allow_xor)
+        assert self._intake is not None, "prewarm comes first"
+        taken = self._intake.take(payload, allow_xor=allow_xor)
         self._require_unmoved()
-        owner, sequence = payload.owner, payload.sequence
-        ways: dict[Method, list[Item]] = {method: [] for method in Method}
-        for position, item in enumerate(payload.items):
-            method = paths[item.name].method
-            ways[method].append(item)
-            if method is not Method.NONE:
-                self._written.append(((owner, sequence, position), item))
-        self._scatter([item for item in ways[Method.LEARNED] if item.num_entries], cancelled)
-        self._shadow([item for item in ways[Method.WHOLE] if item.num_entries], cancelled)
-        if hooked := [item for item in ways[Method.HOOK] if item.num_entries]:
+        self._taken.append(taken)
+        self._scatter(taken, cancelled)
+        self._shadow(taken.items(Method.WHOLE), cancelled)
+        if hooked := taken.items(Method.HOOK):
             self._feed(hooked, cancelled)
-        num_values = sum(item.num_entries for item in payload.items) - sum(
-            item.num_entries for item in ways[Method.NONE]
-        )
-        return ApplyStats(len(payload.items), len(ways[Method.NONE]), num_values)
+        nowhere = taken.going(Method.NONE)
+        num_values = int(taken.columns.nums[~nowhere].sum())
+        return ApplyStats(len(payload.items), int(nowhere.sum()), num_values)
 
     def synchronize(self) -> None:
         """See ``RankPort``."""
@@ -133,22 +128,23 @@ class RankApplier:
     def check(self) -> Partials:
         """See ``RankPort``; what it has proven is let go, for payloads are large beside a serving model."""
         self._require_unmoved()
-        names = {item.name: None for _, item in self._written if item.name in self._shadows}
+        written = [one for taken in self._taken for one in taken.held()]
+        names = {item.name: None for _, item in written if item.name in self._shadows}
         if names and (wrong := self._unlike_reloaded(self.map.together(names))):
             raise AttemptFailed(f"{', '.join(names)}: {wrong} do not hold what the loader makes of them")
         partials = check_items(
-            self._written,
+            written,
             placed=self.map.placed,
             shadows=self._shadows,
             digester=self._digester,
             engine=self._engine,
         )
-        self._written.clear()
+        self._taken.clear()
         return partials
 
     def restore(self, tensors: Mapping[str, Bits], *, cancelled: Cancelled = never) -> None:
         """See ``RankPort``; also raises IntegrityError if a tensor is missing."""
-        self._written.clear()
+        self._taken.clear()
         self._unloaded.clear()
         self._shadows.forget()
         with torch.no_grad():
@@ -189,20 +185,19 @@ class RankApplier:
             for s in slices
         ]
 
-    def _scatter(self, items: Sequence[Item], cancelled: Cancelled) -> None:
+    def _scatter(self, taken: Taken, cancelled: Cancelled) -> None:
         """Through the map, in groups: each is announced, written at once, and announced again."""
-        placed = self.map.placed
-        engine = engine_for(self._engine, placed.plan, sum(item.num_entries for item in items))
-        for start in range(0, len(items), engine.group):
-            group = items[start : start + engine.group]
+        placed, items = self.map.placed, taken.payload.items
+        num_entries = int(taken.columns.nums[taken.going(Method.LEARNED)].sum())
+        for group, write in groups(taken, placed, engine_for(self._engine, placed.plan, num_entries)):
             if cancelled():
-                raise AttemptFailed(f"{group[0].name}: the attempt was stopped before this item")
-            for item in group if observe.heard() else ():
-                observe.point("receiver.item.before", tensor=item.name, encoding=item.encoding.value)
-            placed.scatter(group, engine)
-            for item in group if observe.heard() else ():
-                observe.point("receiver.item.copy", tensor=item.name)
-                observe.point("receiver.item.after", tensor=item.name, encoding=item.encoding.value)
+                raise AttemptFailed(f"{items[group[0]].name}: the attempt was stopped before this item")
+            for i in group if observe.heard() else ():
+                observe.point("receiver.item.before", tensor=items[i].name, encoding=items[i].encoding.value)
+            write()
+            for i in group if observe.heard() else ():
+                observe.point("receiver.item.copy", tensor=items[i].name)
+                observe.point("receiver.item.after", tensor=items[i].name, encoding=items[i].encoding.value)
 
     def _shadow(self, items: Sequence[Item], cancelled: Cancelled) -> None:
         """Into the host copies; ``synchronize`` loads them."""

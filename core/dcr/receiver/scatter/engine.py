@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from numpy.typing import NDArray
 
 from dcr.receiver.scatter import numba_engine, numpy_engine, torch_engine
 from dcr.receiver.scatter.batch import Entries, Listed, Positions, Readback, Room
@@ -21,7 +23,7 @@ class Engine:
     ``group``: how many items are best given at a time. A device wants a whole payload (one transfer);
     on the host few are enough (of compiled loops, so many that a call costs nothing beside them), and
     between groups an attempt can be stopped. ``gather``, where there is one, reads what was written
-    without an array for each entry.
+    without an array for each entry; ``write``, where there is one, takes records of items in place of them.
     """
 
     name: str
@@ -29,9 +31,17 @@ class Engine:
     read: Callable[[Plan, Sequence[tuple[int, Positions]]], list[Readback]]
     group: int
     gather: Callable[[Plan, Sequence[Entries], Room], Listed] | None = None
+    write: Callable[[Plan, NDArray[Any], int], None] | None = None
 
 
-NUMBA = Engine("numba", numba_engine.scatter, numba_engine.read, _COMPILED_GROUP, numba_engine.gather)
+NUMBA = Engine(
+    "numba",
+    numba_engine.scatter,
+    numba_engine.read,
+    _COMPILED_GROUP,
+    numba_engine.gather,
+    numba_engine.write,
+)
 NUMPY = Engine("numpy", numpy_engine.scatter, numpy_engine.read, _GROUP)
 TORCH = Engine("torch", torch_engine.scatter, torch_engine.read, 1 << 30)
 _BY_NAME = {engine.name: engine for engine in (NUMBA, NUMPY, TORCH)}

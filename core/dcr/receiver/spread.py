@@ -1,0 +1,50 @@
+"""Items of a payload in groups for an engine: those that need no look one by one, and the rest (B2)."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr.receiver.intake import Taken
+from dcr.receiver.rank import Method
+from dcr.receiver.scatter.engine import Engine
+from dcr.receiver.scatter.numba_engine import LEAST, records_of
+from dcr.receiver.scatter.placed import PlacedTensors
+
+Group: TypeAlias = tuple[list[int], Callable[[], None]]
+"""Positions in the payload, and what writes these items."""
+
+
+def groups(taken: Taken, placed: PlacedTensors, engine: Engine) -> Iterator[Group]:
+    """All LEARNED items with entries; between groups an attempt can be stopped."""
+    rest = taken.chosen(Method.LEARNED)
+    if engine.write is not None:
+        for plain in _plain(taken, rest):
+            yield from _compiled(taken, plain, placed, engine)
+            rest = np.setdiff1d(rest, plain, assume_unique=True)
+    for start in range(0, rest.size, engine.group):
+        group = rest[start : start + engine.group].tolist()
+        items = [taken.payload.items[i] for i in group]
+        yield group, partial(placed.scatter, items, engine)
+
+
+def _plain(taken: Taken, chosen: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
+    """Those of each width that have one row and keep the bits, where they are enough to compile for."""
+    plain = chosen[taken.rows[chosen] >= 0]
+    for width in np.unique(taken.widths[plain]):
+        some = plain[taken.widths[plain] == width]
+        if int(taken.columns.nums[some].sum()) >= LEAST:
+            yield some
+
+
+def _compiled(
+    taken: Taken, plain: NDArray[np.intp], placed: PlacedTensors, engine: Engine
+) -> Iterator[Group]:
+    assert engine.write is not None, "asked of engines that can"
+    width = int(taken.widths[plain[0]])
+    records = records_of(taken.columns, taken.rows, taken.actions, plain)
+    for start in range(0, plain.size, engine.group):
+        part = slice(start, start + engine.group)
+        yield plain[part].tolist(), partial(engine.write, placed.plan, records[part], width)
