@@ -30,7 +30,14 @@ class CodecConfig:
 
 @dataclass(slots=True)
 class CommitConfig:
-    """Deadlines (P12), all in seconds, and how often a transition is retried."""
+    """Deadlines (P12), all in seconds, how often a transition is retried, and who must take part (P11).
+
+    After ``max_attempts`` attempts a last one sends every shard whole, then the transition is abandoned.
+    A receiver serves while it holds a lease of ``lease_s`` (0: it needs none, and nobody is evicted).
+    Two clocks that both measure one lease differ by ``lease_skew_s`` at most. A receiver that leaves
+    calls unanswered for ``evict_after_s`` is evicted (0: never), unless fewer than ``min_receivers``
+    would remain.
+    """
 
     collect_deadline_s: float = 300.0
     fence_deadline_s: float = 60.0
@@ -40,6 +47,19 @@ class CommitConfig:
     fold_in_deadline_s: float = 120.0
     max_attempts: int = 20
     retry_pause_s: float = 0.5
+    lease_s: float = 60.0
+    lease_skew_s: float = 1.0
+    evict_after_s: float = 300.0
+    min_receivers: int = 1
+
+    @property
+    def evicts(self) -> bool:
+        """Whether receivers are evicted: without leases nobody knows when one has stopped to serve."""
+        return self.lease_s > 0 and self.evict_after_s > 0
+
+    def patience_s(self, deadline_s: float) -> float:
+        """How long one call to a receiver waits: no longer than the straggler policy does."""
+        return min(deadline_s, self.evict_after_s) if self.evicts else deadline_s
 
 
 @dataclass(slots=True)

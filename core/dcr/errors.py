@@ -5,6 +5,7 @@ RefitError
 |-- UnsupportedPath      the loader path breaks a required condition; use a dense refit
 |-- PayloadError         the bytes are not what they claim to be; fetch again, then fail the attempt
 |-- AttemptFailed        stop, wait, retry every record as an absolute overwrite
+|   `-- TransitionAbandoned  retries and a dense refit failed; repair the receivers, or dcr rollback
 |-- Conflict             the record moved or a later prepare replaced us; stand down and re-read
 |-- OutcomeUnknown       a write may or may not have happened; fence with a new prepare, then read
 |-- StoreError           the store failed (full disk, missing bucket); nothing is lost, try again
@@ -32,6 +33,10 @@ class PayloadError(RefitError, ValueError):
 
 class AttemptFailed(RefitError):  # noqa: N818
     """This attempt cannot finish; the committed version is untouched."""
+
+
+class TransitionAbandoned(AttemptFailed):
+    """Every retry failed, and so did a dense refit: v stays committed, gates that shut stay shut (P12)."""
 
 
 class Conflict(RefitError):  # noqa: N818

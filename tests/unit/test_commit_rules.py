@@ -28,6 +28,7 @@ from dcr.model import (
     ApplyAck,
     AttemptId,
     AuditDigest,
+    CandidateId,
     Catalogue,
     CommitRecord,
     OwnerClose,
@@ -40,6 +41,7 @@ from dcr.model import (
 )
 
 TAU = AttemptId(4, 1)
+CANDIDATE = CandidateId(5, ("i0", "i1"), "n")
 RECORD = CommitRecord("r" * 32, 0, GENESIS, 1, "w0", None, 0, "cat", "man", "aud")
 CATALOGUE = Catalogue(
     "r" * 32, "k" * 32, (TensorSpec("a", (2, 3), "bfloat16", ("b",)), TensorSpec("c", (), "bool"))
@@ -105,7 +107,7 @@ def test_trackers_ahead_of_a_record_read_later_are_an_error() -> None:
 
 
 def test_after_the_fence_the_candidate_must_be_the_prepared_one() -> None:
-    active = ActiveAttempt(TAU, candidate_of(5, [owner(0), owner(1)]), opened=True)
+    active = ActiveAttempt(TAU, candidate_of(5, [owner(0), owner(1)]), opened=True, since=TAU.number)
     check_owners(active, RECORD, [owner(0), owner(1)])
     for change in ({"incarnation": "new"}, {"counters": "moved"}, {"step": None}, {"baseline_version": -1}):
         with pytest.raises(AttemptFailed):
@@ -126,7 +128,20 @@ def test_after_the_fence_the_candidate_must_be_the_prepared_one() -> None:
     ],
 )
 def test_who_is_restored(state: ReceiverState, version: int, opened: bool, expected: bool) -> None:
-    assert needs_restore(receiver(state, version), 0, opened) is expected
+    active = ActiveAttempt(TAU, CANDIDATE, opened, since=2)
+    report = replace(receiver(state, version), opened=AttemptId(2, 1))
+    assert needs_restore(report, 0, active) is expected
+    usable = state is ReceiverState.CLEAN and version == 0
+    assert needs_restore(report, 0) is not usable, "what serves is clean"
+
+
+def test_a_receiver_torn_by_an_earlier_candidate_is_restored() -> None:
+    """It was no member when the chain of this candidate began: overwrites would leave the other's bits."""
+    active = ActiveAttempt(TAU, CANDIDATE, opened=True, since=3)
+    for number, expected in ((2, True), (3, False), (4, False)):
+        torn = replace(receiver(ReceiverState.MIXED), opened=AttemptId(number, 1))
+        assert needs_restore(torn, 0, active) is expected
+    assert needs_restore(receiver(ReceiverState.MIXED), 0, active), "it does not say what it opened"
 
 
 def test_the_most_restrictive_path_wins_and_skip_needs_all() -> None:

@@ -18,7 +18,7 @@ from dcr.commit.effects import Call, Gather, Script
 from dcr.commit.remote import HttpCaller, Party, RemoteOwner, remote_endpoints
 from dcr.commit.service import CoordinatorService
 from dcr.config import CommitConfig
-from dcr.errors import AttemptFailed, ConfigError, Conflict, Unreachable, UnsupportedPath
+from dcr.errors import AttemptFailed, ConfigError, Conflict, TransitionAbandoned, Unreachable, UnsupportedPath
 from dcr.model import GENESIS, ApplyAck, AttemptId, CommitRecord, OwnerReport, PathClass, ReceiverState
 from dcr.transport.peers import Peers
 from dcr.transport.rpc import serve
@@ -97,10 +97,14 @@ def test_what_cannot_be_opened_says_why(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="is of run"):
         bench.service.open_run(resume=False, catalogue=replace(CATALOGUE, run="0" * 32))
     bench.service.open_run(resume=False, catalogue=CATALOGUE)
+    with pytest.raises(Unreachable, match="no endpoint is named runtime-7"):
+        bench.service.admit("runtime-7")
     with pytest.raises(ConfigError, match="names, shapes or dtypes"):
         bench.new_service().open_run(resume=True, catalogue=replace(CATALOGUE, tensors=()))
-    with pytest.raises(ConfigError, match="'runtime-7' is not in this run"):
-        bench.service.admit("runtime-7")
+    with pytest.raises(ConfigError, match="'owner-1': this is the name of another party"):
+        bench.service.admit("owner-1")
+    with pytest.raises(ConfigError, match=r"'../x': a name is letters"):
+        bench.service.admit("../x")
 
 
 def test_a_refused_tensor_ends_the_transition_before_anything_is_opened(
@@ -141,15 +145,17 @@ def test_a_receiver_is_admitted_after_attempts_that_failed(
         raise AttemptFailed("a check failed")
 
     monkeypatch.setattr(broken.agent, "finish", fail)
-    with pytest.raises(AttemptFailed, match=r"2 attempts failed.*runtime-1: AttemptFailed: a check failed"):
+    told = r"3 attempts failed.*dense.*abandoned.*dcr rollback.*runtime-1: AttemptFailed: a check failed"
+    with pytest.raises(TransitionAbandoned, match=told):
         bench.service.transition(1, 0)
+    assert (bench.world.state.active, bench.world.state.record.version) == (None, 0)
     broken.start()
     bench.service = bench.new_service()
     bench.service.open_run(resume=True)
-    assert broken.agent.report().fenced == AttemptId(3, 1)
     assert bench.service.admit(broken.name).version == 0
+    assert broken.agent.report().fenced == AttemptId(3, 1)
     assert [receiver.gate.version for receiver in bench.world.receivers] == [None, 0]
-    assert bench.service.transition(1, 0).manifest.overwrite_only
+    assert not bench.service.transition(1, 0).manifest.overwrite_only, "what was torn is restored"
     assert [receiver.gate.version for receiver in bench.world.receivers] == [1, 1]
 
 

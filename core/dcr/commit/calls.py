@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from dcr.commit.context import Context
 from dcr.commit.effects import Answer, Call, Gather, Script
-from dcr.errors import AttemptFailed, ConfigError, IntegrityError, RefitError, UnsupportedPath
+from dcr.errors import AttemptFailed, ConfigError, IntegrityError, RefitError, Unreachable, UnsupportedPath
 from dcr.observe import point
 
 R = TypeVar("R")
@@ -12,23 +13,40 @@ FATAL = (UnsupportedPath, IntegrityError, ConfigError)
 """A retry cannot repair these: the caller hears of them at once."""
 
 
+class PartiesFailed(AttemptFailed):
+    """Parties of an attempt did not do what they were asked.
+
+    ``silent``: those that gave no answer in time -> when the call to them began, by the coordinator's clock.
+    """
+
+    def __init__(self, failed: Mapping[str, RefitError], began: float) -> None:
+        super().__init__(describe(failed))
+        self.silent = {target: began for target, err in failed.items() if isinstance(err, Unreachable)}
+
+
+def silent_in(err: RefitError) -> dict[str, float]:
+    """``PartiesFailed.silent``; nobody, if ``err`` is another failure."""
+    return err.silent if isinstance(err, PartiesFailed) else {}
+
+
 def to_all(targets: Iterable[str], method: str, **params: object) -> tuple[Call, ...]:
     """The same call to each target."""
     return tuple(Call(target, method, params) for target in targets)
 
 
-def ask(calls: tuple[Call, ...], deadline_s: float) -> Script[dict[str, Any]]:
+def ask(context: Context, calls: tuple[Call, ...], deadline_s: float) -> Script[dict[str, Any]]:
     """Make all calls and return every answer, by target.
 
     Raises:
         UnsupportedPath, IntegrityError, ConfigError: as a party raised it, with its name in front.
-        AttemptFailed: a party failed or missed the deadline; the text names each with its cause.
+        PartiesFailed: a party failed or missed the deadline; the text names each with its cause.
     """
+    began = context.clock()
     answers = yield from try_all(calls, deadline_s)
     failed = failures(answers)
     if failed:
         raise_fatal(failed)
-        raise AttemptFailed(describe(failed))
+        raise PartiesFailed(failed, began)
     return answers
 
 

@@ -15,10 +15,10 @@ SETTLE_TRIES = 3
 """A receiver that misses its settling is settled by its next fence, so it is not waited for."""
 
 
-def complete(context: Context, record: CommitRecord) -> Script[None]:
-    """Bring every tracker to ``record``, then let every receiver serve it. Idempotent."""
+def complete(context: Context, record: CommitRecord, members: Sequence[str]) -> Script[None]:
+    """Bring every tracker to ``record``, then let every member serve it. Idempotent."""
     yield from fold_in(context, context.owners, record)
-    yield from settle(context, record)
+    yield from settle(context, record, members)
 
 
 def fold_in(context: Context, owners: Sequence[str], record: CommitRecord) -> Script[None]:
@@ -59,13 +59,13 @@ def _check_folded(reports: dict[str, Any], record: CommitRecord) -> None:
             )
 
 
-def settle(context: Context, record: CommitRecord) -> Script[None]:
-    """Tell every receiver that ``record`` is committed: complete(tau) becomes clean, its gate opens."""
-    yield from marked(["settle"], record.attempt, _settle(context, record))
+def settle(context: Context, record: CommitRecord, members: Sequence[str]) -> Script[None]:
+    """Tell every member that ``record`` is committed: complete(tau) becomes clean, its gate opens."""
+    yield from marked(["settle"], record.attempt, _settle(context, record, members))
 
 
-def _settle(context: Context, record: CommitRecord) -> Script[None]:
-    pending, config = context.receivers, context.config
+def _settle(context: Context, record: CommitRecord, members: Sequence[str]) -> Script[None]:
+    pending, config = tuple(members), context.config
     for _ in range(SETTLE_TRIES):
         answers = yield from try_all(to_all(pending, "settle", record=record), config.fence_deadline_s)
         raise_fatal(failures(answers))

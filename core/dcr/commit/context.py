@@ -1,15 +1,17 @@
 """What every script of one coordinator knows: its run, its epoch and the fixed cast of parties."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 
+from dcr.commit.book import MembershipBook
 from dcr.config import CommitConfig
 from dcr.model import ApplyAck, Catalogue, CommitRecord, Manifest, RunId
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Targets of the run: ``owners`` in trainer-rank order, ``receivers`` all required (P11)."""
+    """Targets of the run: ``owners`` in trainer-rank order, ``receivers`` that are members at its start."""
 
     owners: tuple[str, ...]
     receivers: tuple[str, ...]
@@ -17,10 +19,11 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``owners`` are targets in trainer-rank order; ``receivers`` are all required (P11).
+    """``owners`` are targets in trainer-rank order; a new run begins with ``receivers`` as its members (P11).
 
     ``epoch`` is the coordinator's claim on the run: every write of it is refused once another
-    took over. ``nonce`` gives a fresh identity for each write.
+    took over. ``nonce`` gives a fresh identity for each write, ``clock`` monotonic seconds for leases
+    and stragglers. Each epoch has a ``book`` of its own.
     """
 
     run: RunId
@@ -30,6 +33,8 @@ class Context:
     catalogue: Catalogue
     config: CommitConfig
     nonce: Callable[[], str]
+    clock: Callable[[], float] = monotonic
+    book: MembershipBook = field(default_factory=MembershipBook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,15 @@ class Outcome:
     record: CommitRecord
     acks: tuple[ApplyAck, ...]
     num_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """How a rollback to ``record`` ended: ``serving`` serve its version, ``failed`` (name -> why) do not."""
+
+    record: CommitRecord
+    serving: tuple[str, ...]
+    failed: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,16 @@ finds in the control state whether its candidate was committed.
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from dcr.commit.calls import ask, marked, to_all, try_all
+from dcr.commit.calls import ask, marked, silent_in, to_all, try_all
 from dcr.commit.completion import complete, fold_in
 from dcr.commit.context import Context, Outcome, Request
 from dcr.commit.effects import Pause, Script, StoreObject
+from dcr.commit.giving_up import give_up
+from dcr.commit.membership import check_quorum, look_after
 from dcr.commit.register import (
     abandon_attempt,
     commit_record,
@@ -60,41 +63,50 @@ LOOK_AGAIN_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The record names our attempt, for certain."""
+    """The record names our attempt, for certain. ``members`` are to serve it."""
 
     record: CommitRecord
+    members: tuple[str, ...]
     acks: tuple[ApplyAck, ...] = ()
 
 
 def transition(context: Context, request: Request) -> Script[Outcome]:
     """Commit the candidate of ``request.step`` and bring every party to it.
 
+    A receiver that is silent for too long is evicted between two attempts. The last attempt, after
+    ``max_attempts``, is a dense refit (P12).
+
     Raises:
-        AttemptFailed: no attempt succeeded; v stays committed and gates that closed stay closed.
+        TransitionAbandoned: no attempt succeeded; v stays committed and gates that closed stay closed.
         Conflict: another coordinator took over, or the caller builds on another version.
         Unreachable: committed, but an owner did not fold in; resume the run.
         UnsupportedPath, IntegrityError, ConfigError: as a party raised them.
     """
     last: RefitError = AttemptFailed("no attempt was made")
-    for number in range(1, context.config.max_attempts + 1):
+    most = context.config.max_attempts
+    for number in range(1, most + 2):
         try:
-            committed = yield from attempt_once(context, request)
+            committed = yield from attempt_once(context, request, dense=number > most)
         except (AttemptFailed, StoreError, Unreachable) as err:
             logger.warning("step %d, try %d failed: %s", request.step, number, err)
             last = err
+            yield from look_after(context, err)
             yield Pause(context.config.retry_pause_s)
             continue
-        yield from complete(context, committed.record)
+        yield from complete(context, committed.record, committed.members)
         return Outcome(committed.record, committed.acks, number)
-    raise AttemptFailed(f"step {request.step}: {context.config.max_attempts} attempts failed; last: {last}")
+    raise (yield from give_up(context, request, last))
 
 
-def attempt_once(context: Context, request: Request) -> Script[Committed]:
-    """Collect, read, prepare, and carry one attempt to its commit; on failure stop it everywhere."""
+def attempt_once(context: Context, request: Request, *, dense: bool = False) -> Script[Committed]:
+    """Collect, read, prepare, and carry one attempt to its commit; on failure stop it everywhere.
+
+    ``dense``: every receiver starts from a restored v and every shard is sent whole.
+    """
     reports = yield from collect(context, request)
     state = yield from read_state(context)
     if committed_already(request, state.record, reports):
-        return Committed(state.record)
+        return Committed(state.record, state.members)
     check_parent(request, state.record)
     check_not_ahead(reports, state.record)
     behind = lagging(context.owners, reports, state.record)
@@ -104,12 +116,13 @@ def attempt_once(context: Context, request: Request) -> Script[Committed]:
     inner = prepare_attempt(context, candidate, request.parent_version)
     prepared, active = yield from marked(["prepare"], f"step {request.step}", inner)
     try:
-        return (yield from carry_out(context, prepared, active))
+        return (yield from carry_out(context, prepared, active, dense=dense))
     except UnsupportedPath:
-        yield from refuse(context, active.attempt)
+        yield from stop_everywhere(context, prepared)
+        yield from abandon_attempt(context, active.attempt)
         raise
-    except RefitError:
-        yield from stop_everywhere(context, active.attempt)
+    except RefitError as err:
+        yield from stop_everywhere(context, prepared, but=silent_in(err))
         raise
 
 
@@ -123,7 +136,7 @@ def collect(context: Context, request: Request) -> Script[list[OwnerReport]]:
     deadline_s = context.config.collect_deadline_s
     waiting: list[str] = []
     for _ in range(max(1, int(deadline_s / LOOK_AGAIN_S))):
-        answers = yield from ask(to_all(context.owners, "collect", step=None), deadline_s)
+        answers = yield from ask(context, to_all(context.owners, "collect", step=None), deadline_s)
         reports = [answers[target] for target in context.owners]
         check_requester(request, reports)
         waiting = not_presented(request, context.owners, reports)
@@ -133,17 +146,20 @@ def collect(context: Context, request: Request) -> Script[list[OwnerReport]]:
     raise Unreachable(f"step {request.step} was not presented within {deadline_s} s by {', '.join(waiting)}")
 
 
-def carry_out(context: Context, prepared: ControlState, active: ActiveAttempt) -> Script[Committed]:
+def carry_out(
+    context: Context, prepared: ControlState, active: ActiveAttempt, *, dense: bool = False
+) -> Script[Committed]:
     """Everything between prepare and the known outcome of the commit."""
-    record, attempt = prepared.record, active.attempt
-    owners, receivers = yield from fence(context, attempt, record)
+    record, attempt, members = prepared.record, active.attempt, prepared.members
+    check_quorum(members, context.config)
+    owners, receivers = yield from fence(context, prepared, attempt)
     check_owners(active, record, owners)
-    receivers = yield from restore(context, attempt, record, receivers, opened=active.opened)
+    receivers = yield from restore(context, active, record, receivers, dense=dense)
     classes = combine_classes(context.catalogue, receivers)
-    inner = open_transition(context, attempt)
+    inner = open_transition(context, attempt, members)
     state = yield from marked(["mark_opened"], attempt, inner)
-    closes = yield from stream(context, active, record, classes)
-    manifest, digest, audit = yield from publish_lists(context, active, record, closes)
+    closes = yield from stream(context, prepared, active, classes, dense=dense)
+    manifest, digest, audit = yield from publish_lists(context, prepared, active, closes, dense=dense)
     acks = yield from finish(context, manifest, digest)
     new = CommitRecord(
         context.run, record.version + 1, attempt, context.epoch, context.nonce(), record.attempt,
@@ -152,59 +168,74 @@ def carry_out(context: Context, prepared: ControlState, active: ActiveAttempt) -
     inner_commit = commit_record(context, state, commit(state, new))
     if not (yield from marked(["commit"], attempt, inner_commit)):
         raise AttemptFailed(f"attempt {attempt} was replaced before its commit")
-    return Committed(new, acks)
+    return Committed(new, members, acks)
 
 
 def fence(
-    context: Context, attempt: AttemptId, record: CommitRecord
+    context: Context, prepared: ControlState, attempt: AttemptId
 ) -> Script[tuple[list[OwnerReport], dict[str, ReceiverReport]]]:
     """Make every party obey ``attempt``; afterwards no earlier write can take effect anywhere (P6)."""
-    calls = to_all((*context.owners, *context.receivers), "fence", attempt=attempt, record=record)
-    answers = yield from ask(calls, context.config.fence_deadline_s)
-    return [answers[t] for t in context.owners], {t: answers[t] for t in context.receivers}
+    targets = (*context.owners, *prepared.members)
+    calls = to_all(targets, "fence", attempt=attempt, record=prepared.record)
+    answers = yield from ask(context, calls, context.config.fence_deadline_s)
+    for name in prepared.members:
+        context.book.meet(name, answers[name].incarnation)
+    return [answers[t] for t in context.owners], {t: answers[t] for t in prepared.members}
 
 
 def restore(
     context: Context,
-    attempt: AttemptId,
+    active: ActiveAttempt,
     record: CommitRecord,
     reports: dict[str, ReceiverReport],
     *,
-    opened: bool,
+    dense: bool,
 ) -> Script[dict[str, ReceiverReport]]:
-    """Bring each receiver that cannot take the attempt back to v, proven (P5, P8, P11)."""
-    targets = [t for t, report in reports.items() if needs_restore(report, record.version, opened)]
+    """Bring each receiver that cannot take the attempt back to v, proven (P5, P8, P11).
+
+    A ``dense`` attempt starts from a proven v everywhere.
+    """
+    usable = None if dense else active
+    targets = [t for t, report in reports.items() if needs_restore(report, record.version, usable)]
     if not targets:
         return reports
-    calls = to_all(targets, "restore", attempt=attempt, record=record)
-    inner = ask(calls, context.config.restore_deadline_s)
-    restored = yield from marked(["restore"], attempt, inner)
+    calls = to_all(targets, "restore", attempt=active.attempt, record=record)
+    inner = ask(context, calls, context.config.restore_deadline_s)
+    restored = yield from marked(["restore"], active.attempt, inner)
     for target, report in restored.items():
-        if needs_restore(report, record.version, opened=False):
+        if needs_restore(report, record.version):
             raise AttemptFailed(f"{target} is {report.state}({report.version}) after restore")
     return reports | restored
 
 
 def stream(
-    context: Context, active: ActiveAttempt, record: CommitRecord, classes: Classification
+    context: Context,
+    prepared: ControlState,
+    active: ActiveAttempt,
+    classes: Classification,
+    *,
+    dense: bool,
 ) -> Script[list[OwnerClose]]:
     """Open the receivers and construct on the owners at the same time; the closed lists by rank."""
-    opens = to_all(context.receivers, "open_apply", attempt=active.attempt, record=record)
+    attempt, record = active.attempt, prepared.record
+    opens = to_all(prepared.members, "open_apply", attempt=attempt, record=record)
     constructs = to_all(
-        context.owners, "construct", attempt=active.attempt, record=record,
-        overwrite_only=overwrites_only(active), classification=classes,
+        context.owners, "construct", attempt=attempt, record=record,
+        overwrite_only=dense or overwrites_only(active), classification=classes, dense=dense,
     )  # fmt: skip
-    inner = ask((*opens, *constructs), context.config.construct_deadline_s)
+    inner = ask(context, (*opens, *constructs), context.config.construct_deadline_s)
     answers = yield from marked(["open_apply", "construct"], active.attempt, inner)
     return [answers[target] for target in context.owners]
 
 
 def publish_lists(
-    context: Context, active: ActiveAttempt, record: CommitRecord, closes: list[OwnerClose]
+    context: Context, prepared: ControlState, active: ActiveAttempt, closes: list[OwnerClose], *, dense: bool
 ) -> Script[tuple[Manifest, str, str]]:
     """Store manifest and audit table as immutable objects; return the manifest and both digests (P7)."""
-    only = overwrites_only(active)
-    manifest = join_manifest(context, active.attempt, record, closes, overwrite_only=only)
+    manifest = join_manifest(
+        context, active.attempt, prepared.record, closes,
+        overwrite_only=dense or overwrites_only(active), required=prepared.members,
+    )  # fmt: skip
     warn_if_unchanged(manifest)
     digest = yield from store_object("manifest", to_json(manifest))
     audit = yield from store_object("audit", to_json(join_audit(context.catalogue, closes)))
@@ -220,22 +251,22 @@ def store_object(kind: str, data: bytes) -> Script[str]:
 
 
 def finish(context: Context, manifest: Manifest, digest: str) -> Script[tuple[ApplyAck, ...]]:
-    """Wait until every receiver applied, synchronized and checked exactly ``manifest`` (R16)."""
+    """Wait until every required receiver applied, synchronized and checked exactly ``manifest`` (R16)."""
     attempt = manifest.attempt
-    calls = to_all(context.receivers, "finish", attempt=attempt, manifest=digest)
-    inner = ask(calls, context.config.finish_deadline_s)
+    calls = to_all(manifest.required, "finish", attempt=attempt, manifest=digest)
+    inner = ask(context, calls, context.config.finish_deadline_s)
     acks: dict[str, Any] = yield from marked(["finish"], attempt, inner)
     check_acks(acks, manifest, digest)
-    return tuple(acks[target] for target in context.receivers)
+    return tuple(acks[target] for target in manifest.required)
 
 
-def stop_everywhere(context: Context, attempt: AttemptId) -> Script[None]:
-    """Best effort: whoever does not answer is stopped by the next fence, which is waited for."""
-    calls = to_all((*context.owners, *context.receivers), "stop_and_wait", attempt=attempt)
+def stop_everywhere(context: Context, prepared: ControlState, but: Collection[str] = ()) -> Script[None]:
+    """Best effort: whoever does not answer is stopped by the next fence, which is waited for.
+
+    Parties in ``but`` are known not to answer.
+    """
+    if prepared.active is None:
+        raise AssertionError("prepare leaves an active attempt")
+    targets = [name for name in (*context.owners, *prepared.members) if name not in but]
+    calls = to_all(targets, "stop_and_wait", attempt=prepared.active.attempt)
     yield from try_all(calls, context.config.fence_deadline_s)
-
-
-def refuse(context: Context, attempt: AttemptId) -> Script[None]:
-    """A path cannot be refitted: stop the attempt and give its candidate up (P12)."""
-    yield from stop_everywhere(context, attempt)
-    yield from abandon_attempt(context, attempt)

@@ -38,8 +38,11 @@ class OwnerEndpoint(Protocol):
         record: CommitRecord,
         overwrite_only: bool,
         classification: Classification,
+        dense: bool = False,
     ) -> OwnerClose:
         """Find the changes against baseline v = record.version, publish them, close the list.
+
+        ``dense``: publish every owned shard whole, as absolute values, changed or not (P12).
 
         Raises:
             AttemptFailed: no candidate, or a stopped attempt.

@@ -3,14 +3,16 @@
 import logging
 from dataclasses import replace
 
+from dcr.commit.book import MembershipBook
 from dcr.commit.calls import ask, describe, failures, raise_fatal, to_all, try_all
 from dcr.commit.completion import fold_in, settle
 from dcr.commit.context import Context
 from dcr.commit.coordinator import store_object
 from dcr.commit.effects import CreateState, Pause, Script
+from dcr.commit.membership import join_run
 from dcr.commit.register import WRITE_TRIES, claim, prepare_attempt, read_any, read_state
 from dcr.commit.rules import join_audit, join_manifest, lagging, needs_restore
-from dcr.commit.transitions import new_run
+from dcr.commit.transitions import latest_attempt, new_run
 from dcr.errors import (
     AttemptFailed,
     ConfigError,
@@ -20,7 +22,7 @@ from dcr.errors import (
     RefitError,
     Unreachable,
 )
-from dcr.model import GENESIS, AttemptId, CommitRecord, ControlState, ReceiverReport, RunId, to_json
+from dcr.model import GENESIS, CommitRecord, ControlState, ReceiverReport, RunId, to_json
 
 logger = logging.getLogger(__name__)
 FIRST_EPOCH = 1
@@ -36,7 +38,7 @@ def create_run(context: Context, step: int) -> Script[CommitRecord]:
     """
     yield from refuse_existing(context.run)
     calls = to_all(context.owners, "anchor")
-    closes = yield from ask(calls, context.config.construct_deadline_s)
+    closes = yield from ask(context, calls, context.config.construct_deadline_s)
     parts = [closes[target] for target in context.owners]
     manifest = join_manifest(context, GENESIS, None, parts, overwrite_only=True)
     audit = join_audit(context.catalogue, parts)
@@ -46,7 +48,7 @@ def create_run(context: Context, step: int) -> Script[CommitRecord]:
         context.run, 0, GENESIS, context.epoch, context.nonce(), None, step, catalogue, digest,
         (yield from store_object("audit", to_json(audit))),
     )  # fmt: skip
-    yield from create_state(context, new_run(record))
+    yield from create_state(context, new_run(record, context.receivers))
     yield from fold_in(context, context.owners, record)
     return record
 
@@ -87,29 +89,44 @@ def create_state(context: Context, state: ControlState) -> Script[None]:
 
 
 def resume_run(context: Context) -> Script[tuple[Context, CommitRecord]]:
-    """Take the run over (its epoch rises) and finish what a committed record still lacks.
+    """Take the run over and finish what its record still lacks; see ``take_over`` and ``go_on``."""
+    context, state = yield from take_over(context)
+    return context, (yield from go_on(context, state))
+
+
+def take_over(context: Context) -> Script[tuple[Context, ControlState]]:
+    """Make the run ours (its epoch rises): from now on leases are granted by us alone.
+
+    Raises:
+        ConfigError: the catalogue is not the run's.
+        MissingObject: there is no such run.
+    """
+    state = yield from claim(context.nonce)
+    check_catalogue(context, state.record)
+    context = replace(context, epoch=state.epoch, book=MembershipBook())
+    context.book.take_over(context.clock())
+    return context, state
+
+
+def go_on(context: Context, state: ControlState) -> Script[CommitRecord]:
+    """Finish what the record in ``state``, which was just taken over, still lacks.
 
     An attempt in flight is replaced under its own candidate, so that its opened mark stays, and
     every party within reach is fenced; the trainer's next request continues from there.
 
     Raises:
-        ConfigError: the catalogue is not the run's.
-        MissingObject: there is no such run.
         Unreachable: an owner stayed away; start again when it is back.
     """
-    state = yield from claim(context.nonce)
-    check_catalogue(context, state.record)
-    context = replace(context, epoch=state.epoch)
     record = state.record
     yield from catch_up(context, record)
     if state.active is not None:
-        _, active = yield from prepare_attempt(context, state.active.candidate, record.version)
-        targets = (*context.owners, *context.receivers)
+        prepared, active = yield from prepare_attempt(context, state.active.candidate, record.version)
+        targets = (*context.owners, *prepared.members)
         fences = to_all(targets, "fence", attempt=active.attempt, record=record)
         yield from try_all(fences, context.config.fence_deadline_s)
     else:
-        yield from settle(context, record)
-    return context, record
+        yield from settle(context, record, state.members)
+    return record
 
 
 def check_catalogue(context: Context, record: CommitRecord) -> None:
@@ -140,33 +157,31 @@ def catch_up(context: Context, record: CommitRecord) -> Script[None]:
 
 
 def admit(context: Context, receiver: str) -> Script[ReceiverReport]:
-    """Let a restarted receiver restore the committed version, prove it, and serve (P11). Idempotent.
+    """Let a receiver that is new, restarted or evicted restore the committed version, prove it, and serve.
+
+    It is a member before its gate opens (P11). Idempotent.
 
     Raises:
-        Conflict: another coordinator took over, or has fenced it since; ask that one.
+        Conflict: another coordinator took over, or has fenced it since; ask that one. Or another version
+            was committed meanwhile; ask again.
         AttemptFailed: it could not restore or prove the version.
     """
     state = yield from read_state(context)
     record, config = state.record, context.config
     try:
-        return (yield from one(receiver, "settle", config.fence_deadline_s, record=record))
+        report = yield from one(receiver, "settle", config.fence_deadline_s, record=record)
     except Conflict as err:
         logger.info("%s does not hold version %d and is restored: %s", receiver, record.version, err)
+    else:
+        yield from join_run(context, receiver, record, report.incarnation)
+        return report
     named = {"attempt": latest_attempt(state), "record": record}
     yield from one(receiver, "fence", config.fence_deadline_s, **named)
     report = yield from one(receiver, "restore", config.restore_deadline_s, **named)
-    if needs_restore(report, record.version, opened=False):
+    if needs_restore(report, record.version):
         raise AttemptFailed(f"{receiver} is {report.state}({report.version}) after restore")
+    yield from join_run(context, receiver, record, report.incarnation)
     return (yield from one(receiver, "settle", config.fence_deadline_s, record=record))
-
-
-def latest_attempt(state: ControlState) -> AttemptId:
-    """The last attempt that was handed out: no party obeys a later one."""
-    if state.active is not None:
-        return state.active.attempt
-    if state.number == state.record.attempt.number:
-        return state.record.attempt
-    return AttemptId(state.number, state.record.version + 1)  # it was abandoned
 
 
 def one(receiver: str, method: str, deadline_s: float, **params: object) -> Script[ReceiverReport]:

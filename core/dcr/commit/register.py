@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dcr.commit.context import Context
 from dcr.commit.effects import CompareAndSet, Pause, ReadState, Script
 from dcr.commit.transitions import abandon, check_epoch, mark_opened, prepare, take_over
-from dcr.errors import Conflict, OutcomeUnknown, RefitError, StoreError
+from dcr.errors import AttemptFailed, Conflict, OutcomeUnknown, RefitError, StoreError
 from dcr.model import ActiveAttempt, AttemptId, CandidateId, CommitRecord, ControlState
 
 Update = Callable[[ControlState], ControlState]
@@ -74,20 +74,45 @@ def prepare_attempt(
     return state, state.active
 
 
-def open_transition(context: Context, attempt: AttemptId) -> Script[ControlState]:
-    """Make sure that the opened mark is durable (P6); raises Conflict if ``attempt`` was replaced."""
+def open_transition(context: Context, attempt: AttemptId, required: tuple[str, ...]) -> Script[ControlState]:
+    """Make sure that the opened mark is durable (P6), in a value with exactly the ``required`` members.
+
+    Raises:
+        Conflict: ``attempt`` was replaced.
+        AttemptFailed: somebody joined or left since the attempt was prepared (P11).
+    """
 
     def update(state: ControlState) -> ControlState:
         check_epoch(state, context.epoch)
+        check_required(state, required)
         marked = mark_opened(state, attempt, nonce=context.nonce())
         return state if state.active is not None and state.active.opened else marked
 
     return (yield from change(update))
 
 
+def check_required(state: ControlState, required: tuple[str, ...]) -> None:
+    """Raise AttemptFailed if the members are no longer those that the attempt was prepared with (P11)."""
+    if state.members != required:
+        changed = sorted(set(state.members) ^ set(required))
+        raise AttemptFailed(f"{', '.join(changed)} joined or left since the attempt was prepared")
+
+
 def abandon_attempt(context: Context, attempt: AttemptId) -> Script[None]:
     """Clear ``attempt`` and its candidate; raises Conflict if it was replaced."""
     yield from change(lambda state: abandon(state, attempt, nonce=context.nonce()))
+
+
+def abandon_transition(context: Context, version: int) -> Script[None]:
+    """Clear whatever attempt follows the committed ``version``; raises Conflict unless that is committed."""
+
+    def update(state: ControlState) -> ControlState:
+        check_epoch(state, context.epoch)
+        if state.record.version != version:
+            raise Conflict(f"version {state.record.version} is committed, not {version}")
+        return state if state.active is None else abandon(state, state.active.attempt, nonce=context.nonce())
+
+    yield from change(update)
 
 
 def claim(nonce: Callable[[], str]) -> Script[ControlState]:

@@ -7,7 +7,7 @@ harmless: every call is idempotent.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Protocol, TypeVar
@@ -77,11 +77,31 @@ class HttpCaller:
             return self._clients[url]
 
 
-def remote_endpoints(roster: Roster, caller: Caller, config: CommitConfig) -> dict[str, object]:
-    """The ``endpoints`` of a ``Driver``: one proxy for each party of the roster."""
-    owners = {name: RemoteOwner(Party(name, caller, config)) for name in roster.owners}
-    receivers = {name: RemoteReceiver(Party(name, caller, config)) for name in roster.receivers}
-    return {**owners, **receivers}
+class RemoteEndpoints(Mapping[str, object]):
+    """A proxy for each party: the roster's owners; any other name is a receiver's, which may join (P11)."""
+
+    def __init__(self, roster: Roster, caller: Caller, config: CommitConfig) -> None:
+        self._roster = roster
+        self._caller = caller
+        self._config = config
+
+    def __getitem__(self, name: str) -> object:  # type: ignore[explicit-override]  # typing.override: 3.12
+        """The proxy of ``name``; whether it can be reached shows at the first call."""
+        party = Party(name, self._caller, self._config)
+        return RemoteOwner(party) if name in self._roster.owners else RemoteReceiver(party)
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[explicit-override]  # typing.override: 3.12
+        """Names of the roster."""
+        return iter((*self._roster.owners, *self._roster.receivers))
+
+    def __len__(self) -> int:  # type: ignore[explicit-override]  # typing.override: 3.12
+        """How many the roster names."""
+        return len(self._roster.owners) + len(self._roster.receivers)
+
+
+def remote_endpoints(roster: Roster, caller: Caller, config: CommitConfig) -> Mapping[str, object]:
+    """The ``endpoints`` of a ``Driver``; receivers that the roster does not name are found too."""
+    return RemoteEndpoints(roster, caller, config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +127,9 @@ class Party:
             try:
                 return self.now(method, result, left, **params)
             except Unreachable:
-                if self.clock() + LOOK_AGAIN_S >= end:
+                if self.clock() >= end:
                     raise
-            self.pause(LOOK_AGAIN_S)
+            self.pause(min(LOOK_AGAIN_S, max(end - self.clock(), 0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +158,13 @@ class RemoteOwner:
         record: CommitRecord,
         overwrite_only: bool,
         classification: Classification,
+        dense: bool = False,
     ) -> OwnerClose:
         """See ``OwnerEndpoint.construct``."""
         return self.party.now(
             "construct", OwnerClose, self.party.config.construct_deadline_s,
             attempt=attempt, record=record, overwrite_only=overwrite_only, classification=classification,
+            dense=dense,
         )  # fmt: skip
 
     def stop_and_wait(self, attempt: AttemptId) -> None:
@@ -162,31 +184,35 @@ class RemoteReceiver:
 
     party: Party
 
+    def _patience_s(self, deadline_s: float) -> float:
+        return self.party.config.patience_s(deadline_s)
+
     def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
         """See ``ReceiverEndpoint.fence``."""
-        deadline = self.party.config.fence_deadline_s
+        deadline = self._patience_s(self.party.config.fence_deadline_s)
         return self.party.patiently("fence", ReceiverReport, deadline, attempt=attempt, record=record)
 
     def restore(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
         """See ``ReceiverEndpoint.restore``."""
-        deadline = self.party.config.restore_deadline_s
+        deadline = self._patience_s(self.party.config.restore_deadline_s)
         return self.party.now("restore", ReceiverReport, deadline, attempt=attempt, record=record)
 
     def open_apply(self, attempt: AttemptId, record: CommitRecord) -> None:
         """See ``ReceiverEndpoint.open_apply``."""
-        deadline = self.party.config.fence_deadline_s
+        deadline = self._patience_s(self.party.config.fence_deadline_s)
         self.party.now("open_apply", type(None), deadline, attempt=attempt, record=record)
 
     def finish(self, attempt: AttemptId, manifest: str) -> ApplyAck:
         """See ``ReceiverEndpoint.finish``."""
-        deadline = self.party.config.finish_deadline_s
+        deadline = self._patience_s(self.party.config.finish_deadline_s)
         return self.party.now("finish", ApplyAck, deadline, attempt=attempt, manifest=manifest)
 
     def settle(self, record: CommitRecord) -> ReceiverReport:
         """See ``ReceiverEndpoint.settle``."""
-        return self.party.now("settle", ReceiverReport, self.party.config.fence_deadline_s, record=record)
+        deadline = self._patience_s(self.party.config.fence_deadline_s)
+        return self.party.now("settle", ReceiverReport, deadline, record=record)
 
     def stop_and_wait(self, attempt: AttemptId) -> None:
         """See ``ReceiverEndpoint.stop_and_wait``."""
-        deadline = self.party.config.fence_deadline_s
+        deadline = self._patience_s(self.party.config.fence_deadline_s)
         self.party.now("stop_and_wait", type(None), deadline, attempt=attempt)

@@ -105,16 +105,18 @@ def check_owners(active: ActiveAttempt, record: CommitRecord, reports: Sequence[
             raise AttemptFailed(f"owner-{report.owner}: trackers are at {report.baseline_version}")
 
 
-def needs_restore(report: ReceiverReport, version: int, opened: bool) -> bool:
-    """Whether a fenced receiver cannot take this attempt as it is (P5, P8, P11).
+def needs_restore(report: ReceiverReport, version: int, active: ActiveAttempt | None = None) -> bool:
+    """Whether a fenced receiver cannot take ``active`` (None: serve) as it is (P5, P8, P11).
 
-    mixed(v) is fine only under the opened mark: then it was written by attempts of the same
-    candidate, whose complete overwrite set repairs it.
+    mixed(v) is fine only under the opened mark, and only if the last attempt that it opened belongs to
+    the unbroken chain of attempts at this candidate: then it was clean when it first opened one of them,
+    so it holds bits of v and of this candidate only, which the complete overwrite set repairs.
     """
     if report.version != version:
         return True
-    usable = {ReceiverState.CLEAN, ReceiverState.MIXED} if opened else {ReceiverState.CLEAN}
-    return report.state not in usable
+    if report.state is ReceiverState.MIXED and active is not None and active.opened:
+        return report.opened is None or report.opened.number < active.since
+    return report.state is not ReceiverState.CLEAN
 
 
 def overwrites_only(active: ActiveAttempt) -> bool:
@@ -142,9 +144,11 @@ def combine_classes(catalogue: Catalogue, reports: Mapping[str, ReceiverReport])
 
 def join_manifest(
     context: Context, attempt: AttemptId, parent: CommitRecord | None, closes: Sequence[OwnerClose], *,
-    overwrite_only: bool,
+    overwrite_only: bool, required: tuple[str, ...] = (),
 ) -> Manifest:  # fmt: skip
     """The complete list of the attempt: every owner of the table has closed it (P7).
+
+    ``required`` are the receivers that must acknowledge it.
 
     Raises:
         AttemptFailed: a list belongs to another attempt or owner.
@@ -155,7 +159,8 @@ def join_manifest(
     link = None if parent is None else (parent.attempt, parent.manifest)
     version = GENESIS.version - 1 if parent is None else parent.version
     owners = tuple(closes)
-    return Manifest(context.run, attempt, version, link, context.catalogue.digest(), overwrite_only, owners)
+    digest = context.catalogue.digest()
+    return Manifest(context.run, attempt, version, link, digest, overwrite_only, owners, required)
 
 
 def join_audit(catalogue: Catalogue, closes: Sequence[OwnerClose]) -> AuditTable:

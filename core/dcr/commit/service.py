@@ -3,19 +3,33 @@
 import threading
 from collections.abc import Callable
 
-from dcr.commit.context import Context, Request, Roster, TransitionReport
+from dcr.commit.context import Context, Request, Rollback, Roster, TransitionReport
 from dcr.commit.coordinator import transition
 from dcr.commit.driver import Driver
-from dcr.commit.lifecycle import FIRST_EPOCH, admit, already_exists, create_run, resume_run
+from dcr.commit.giving_up import rollback
+from dcr.commit.lifecycle import FIRST_EPOCH, admit, already_exists, create_run, go_on, take_over
+from dcr.commit.membership import check_grant, check_name, leave_run
 from dcr.config import CommitConfig
 from dcr.errors import ConfigError, MissingObject, Unreachable
-from dcr.model import Catalogue, CommitRecord, Manifest, ReceiverReport, from_json, new_nonce
+from dcr.model import (
+    AttemptId,
+    Catalogue,
+    CommitRecord,
+    LeaseGrant,
+    Manifest,
+    ReceiverReport,
+    from_json,
+    new_nonce,
+)
+
+_NOT_OPENED = "this coordinator has not opened the run; call open_run first"
 
 
 class CoordinatorService:
     """Serializes requests onto the scripts. Every method may be asked again after a crash of either side.
 
-    Call order: ``open_run`` once in each life, then ``admit`` and ``transition`` in any order.
+    Call order: ``open_run`` once in each life, then the others in any order; ``renew``, ``leave`` and
+    ``record`` do not wait for the rest.
     """
 
     def __init__(
@@ -27,6 +41,7 @@ class CoordinatorService:
         self._nonce = nonce
         self._lock = threading.Lock()
         self._context: Context | None = None
+        self._leasing: Context | None = None  # also while the run is being resumed
         self._created = False
 
     def open_run(self, resume: bool, catalogue: Catalogue | None = None) -> CommitRecord:
@@ -58,13 +73,49 @@ class CoordinatorService:
         """Let a restarted ``receiver`` restore the committed version and serve; see ``lifecycle.admit``.
 
         Waits for the transition in progress, which restores the receiver by itself.
+
+        Raises:
+            ConfigError: it has a name that is not a receiver's.
         """
-        if receiver not in self._roster.receivers:
-            raise ConfigError(
-                f"receiver {receiver!r} is not in this run: {', '.join(self._roster.receivers)}"
-            )
+        check_name(receiver, self._roster.owners)
         with self._lock:
             return self._driver.execute(admit(self._opened(), receiver))
+
+    def renew(self, receiver: str, incarnation: str, held: AttemptId) -> LeaseGrant:
+        """Let ``receiver`` serve what ``held`` committed until a while after it sent this request (P11).
+
+        Waits for nothing but the control plane, so a transition in progress does not delay it.
+
+        Raises:
+            Conflict: it must not serve, or another coordinator does this now.
+        """
+        context = self._leasing
+        if context is None:
+            raise Unreachable(_NOT_OPENED)
+        state = self._driver.plane.read(self._driver.run)
+        check_grant(state, context.epoch, receiver, held)
+        context.book.grant(receiver, incarnation, context.clock())
+        return LeaseGrant(context.config.lease_s)
+
+    def leave(self, receiver: str) -> tuple[str, ...]:
+        """Do without ``receiver`` from now on; the members that remain. Idempotent.
+
+        Only for a receiver whose gate is shut for good: nobody waits for its lease to run out. It does not
+        wait for a transition in progress, whose present attempt fails and is repeated without it.
+
+        Raises:
+            ConfigError: it has a name that is not a receiver's.
+        """
+        check_name(receiver, self._roster.owners)
+        return self._driver.execute(leave_run(self._opened(), receiver)).members
+
+    def rollback(self) -> Rollback:
+        """Have every member serve the committed version again, whatever it holds; see ``giving_up.rollback``.
+
+        Waits for the transition in progress.
+        """
+        with self._lock:
+            return self._driver.execute(rollback(self._opened()))
 
     def record(self) -> CommitRecord:
         """The committed record, read from the control plane."""
@@ -79,7 +130,7 @@ class CoordinatorService:
             raise ConfigError(f"open_run: the catalogue is of run {catalogue.run}, not {self._driver.run}")
         context = self._new_context(catalogue)
         record = self._driver.execute(create_run(context, 0))
-        self._context, self._created = context, True
+        self._context, self._leasing, self._created = context, context, True
         return record
 
     def _created_before(self, catalogue: Catalogue | None) -> CommitRecord:
@@ -97,7 +148,10 @@ class CoordinatorService:
             raise ConfigError(f"run {self._driver.run} does not exist; start without resume=true") from None
         stored = self._driver.archive.get_object("catalogue", record.catalogue)
         context = self._new_context(catalogue or from_json(Catalogue, stored))
-        self._context, record = self._driver.execute(resume_run(context))
+        context, state = self._driver.execute(take_over(context))
+        self._leasing = context
+        record = self._driver.execute(go_on(context, state))
+        self._context = context
         return record
 
     def _new_context(self, catalogue: Catalogue) -> Context:
@@ -109,5 +163,5 @@ class CoordinatorService:
 
     def _opened(self) -> Context:
         if self._context is None:
-            raise Unreachable("this coordinator has not opened the run; call open_run first")
+            raise Unreachable(_NOT_OPENED)
         return self._context

@@ -4,15 +4,19 @@ Each step raises ``revision`` and stamps the caller's fresh ``nonce``, so no val
 back (no ABA); each verifies what must hold before it and raises Conflict otherwise.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from dcr.errors import Conflict
 from dcr.model import ActiveAttempt, AttemptId, CandidateId, CommitRecord, ControlState
 
 
-def new_run(record: CommitRecord) -> ControlState:
-    """First value of a run: v0 is committed and nothing is active (P1, P2)."""
-    return ControlState(record.run, 0, record.writer, record.epoch, record.attempt.number, record)
+def new_run(record: CommitRecord, members: Iterable[str] = ()) -> ControlState:
+    """First value of a run: v0 is committed, nothing is active, ``members`` are to serve it (P1, P2, P11)."""
+    number = record.attempt.number
+    return ControlState(
+        record.run, 0, record.writer, record.epoch, number, record, members=tuple(sorted(set(members)))
+    )
 
 
 def take_over(state: ControlState, nonce: str) -> ControlState:
@@ -23,15 +27,17 @@ def take_over(state: ControlState, nonce: str) -> ControlState:
 def prepare(state: ControlState, candidate: CandidateId, *, epoch: int, nonce: str) -> ControlState:
     """Hand out the next attempt of the transition that follows ``state.record`` (P3, P4, P5).
 
-    The opened mark survives only for the same transition and the same candidate.
+    The opened mark, and the number that the chain of attempts began with, survive only for the same
+    transition and the same candidate.
 
     Raises:
         Conflict: a coordinator of another epoch owns the run.
     """
     check_epoch(state, epoch)
     attempt = AttemptId(state.number + 1, state.record.version + 1)
-    opened = state.active is not None and state.active.opened and same_transition(state, candidate)
-    active = ActiveAttempt(attempt, candidate, opened)
+    active = ActiveAttempt(attempt, candidate, opened=False, since=attempt.number)
+    if state.active is not None and same_transition(state, candidate):
+        active = replace(state.active, attempt=attempt)
     return replace(_next(state, nonce), number=attempt.number, active=active)
 
 
@@ -78,6 +84,53 @@ def abandon(state: ControlState, attempt: AttemptId, *, nonce: str) -> ControlSt
     """
     _require_active(state, attempt)
     return replace(_next(state, nonce), active=None)
+
+
+def roll_back(state: ControlState, *, epoch: int, nonce: str) -> ControlState:
+    """Hand out a number that replaces every attempt, and give up what is active; the record stays (P12).
+
+    Raises:
+        Conflict: a coordinator of another epoch owns the run.
+    """
+    check_epoch(state, epoch)
+    return replace(_next(state, nonce), number=state.number + 1, active=None)
+
+
+def join(state: ControlState, name: str, record: CommitRecord, *, epoch: int, nonce: str) -> ControlState:
+    """Let ``name``, which has proven ``record``'s version, serve: commits need it from now on (P11).
+
+    Raises:
+        Conflict: a coordinator of another epoch owns the run, or another version is committed.
+    """
+    check_epoch(state, epoch)
+    if state.record != record:
+        raise Conflict(f"{name} proved version {record.version}, but {state.record.version} is committed")
+    if name in state.members:
+        return state
+    return replace(_next(state, nonce), members=tuple(sorted({*state.members, name})))
+
+
+def leave(state: ControlState, name: str, *, epoch: int, nonce: str) -> ControlState:
+    """Commits do without ``name`` from now on. Only for a receiver that serves no more (P11).
+
+    An attempt that is under way fails with its commit, since that expects the value without this write.
+
+    Raises:
+        Conflict: a coordinator of another epoch owns the run.
+    """
+    check_epoch(state, epoch)
+    if name not in state.members:
+        return state
+    return replace(_next(state, nonce), members=tuple(m for m in state.members if m != name))
+
+
+def latest_attempt(state: ControlState) -> AttemptId:
+    """The last attempt that was handed out: no party obeys a later one."""
+    if state.active is not None:
+        return state.active.attempt
+    if state.number == state.record.attempt.number:
+        return state.record.attempt
+    return AttemptId(state.number, state.record.version + 1)  # it was abandoned
 
 
 def check_epoch(state: ControlState, epoch: int) -> None:

@@ -51,6 +51,7 @@ class Manifest:
 
     ``parent`` names the previous committed manifest by attempt and digest (None for the anchor),
     which makes the committed payloads a chain. ``overwrite_only``: every item is an absolute value.
+    ``required`` names the receivers without whose acknowledgment it is not committed (P11).
     """
 
     run: RunId
@@ -60,6 +61,7 @@ class Manifest:
     catalogue: str
     overwrite_only: bool
     owners: tuple[OwnerClose, ...]
+    required: tuple[str, ...] = ()
 
     @property
     def payloads(self) -> tuple[PayloadRef, ...]:

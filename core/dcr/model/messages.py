@@ -99,6 +99,13 @@ class ApplyAck:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """Permission to serve for ``seconds`` from the moment at which the request for it was sent (P11)."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerReport:
     """What an owner holds (P10). ``step`` is that of its candidate, None without one.
 

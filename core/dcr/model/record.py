@@ -32,12 +32,14 @@ class ActiveAttempt:
     """The attempt that endpoints obey, and the durable facts of its transition (P4, P5, P6).
 
     ``opened`` is set before the first open_apply of the transition and stays set through its
-    retries: from then on only overwrites are sent.
+    retries: from then on only overwrites are sent. ``since`` is the number of the first attempt of the
+    unbroken chain of attempts at this candidate: what opened one of these was clean before.
     """
 
     attempt: AttemptId
     candidate: CandidateId
     opened: bool
+    since: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class ControlState:
     """The compare-and-set value of a run. Every write raises ``revision`` and names its ``writer``.
 
     ``number`` is the last attempt number handed out; ``epoch`` rises when a coordinator takes over.
+    ``members`` are, sorted, all receivers that may hold a serving lease; a commit needs every one (P11).
     """
 
     run: RunId
@@ -54,3 +57,4 @@ class ControlState:
     number: int
     record: CommitRecord
     active: ActiveAttempt | None = None
+    members: tuple[str, ...] = ()

@@ -35,11 +35,17 @@ class Converter:
     dense_share: float = CodecConfig().dense_share
 
     def changes(
-        self, candidate: Candidate, representation: Representation, classification: Classification
+        self,
+        candidate: Candidate,
+        representation: Representation,
+        classification: Classification,
+        *,
+        dense: bool = False,
     ) -> Callable[[AffineTask], Converted]:
         """Conversion of one attempt; each call raises IntegrityError if the candidate's bits moved.
 
-        ``classification`` says which aliases are placed and hence sent, on retries too.
+        ``classification`` says which aliases are placed and hence sent, on retries too. ``dense``: every
+        shard is sent whole, changed or not.
         """
 
         def convert(task: AffineTask) -> Converted:
@@ -47,11 +53,15 @@ class Converter:
             change = find_change(task, new, old, dense_share=self.dense_share)
             digests, sent = change.proofs(self.audit_key, self.baseline.digests(task))
             require_same_bits(candidate, task, digests)
-            if not change.num_changed:
+            if not (change.num_changed or dense) or not task.map.num_mapped:
                 return Converted((), digests, 0)
             names = emitted_names(task, classification)
             encodings = {name: representation.of(name, task.dtype) for name in names}
-            if isinstance(change, TaskChange) and not pays_whole(change, encodings[task.name], old, new):
+            if (
+                isinstance(change, TaskChange)
+                and not dense
+                and not pays_whole(change, encodings[task.name], old, new)
+            ):
                 return Converted(self._sparse(change, encodings, sent), digests, change.num_changed)
             bits = old, host_bits(new)
             best = {name: whole_encoding(encoding, *bits) for name, encoding in encodings.items()}

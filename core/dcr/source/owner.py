@@ -57,6 +57,7 @@ class _Request:
     record: CommitRecord
     overwrite_only: bool
     classification: Classification
+    dense: bool
 
 
 class OwnerAgent:
@@ -190,8 +191,11 @@ class OwnerAgent:
         record: CommitRecord,
         overwrite_only: bool,
         classification: Classification,
+        dense: bool = False,
     ) -> OwnerClose:
         """Compare, publish and close; the same close again if that was done already.
+
+        ``dense``: every owned shard goes whole, as absolute values, changed or not (P12).
 
         Raises:
             Conflict: ``attempt`` was replaced.
@@ -199,7 +203,7 @@ class OwnerAgent:
             UnsupportedPath: a receiver refuses one of the tensors; nothing was published.
             IntegrityError: trackers are not at ``record.version``, or weights were written (P5).
         """
-        request = _Request(attempt, record, overwrite_only, classification)
+        request = _Request(attempt, record, overwrite_only, classification, dense)
         self._turn.require_live(attempt)
         with self._turn.hold(attempt) as check:
             self._turn.require_live(attempt)
@@ -256,13 +260,17 @@ class OwnerAgent:
         refuse_unsupported(self._baseline.tasks, request.classification)
         warn_if_touched(candidate, self._source.counters())
         representation = self._representation(request)
-        convert = self._converter.changes(candidate, representation, request.classification)
+        convert = self._converter.changes(
+            candidate, representation, request.classification, dense=request.dense
+        )
         work = Work(request.attempt, request.record.version, self._baseline.tasks, convert, check)
         return publish_payloads(work, self._lane)
 
     def _representation(self, request: _Request) -> Representation:
         return (
-            Retry() if request.overwrite_only else FirstAttempt(request.classification, self._lane.codec.name)
+            Retry()
+            if request.overwrite_only or request.dense
+            else FirstAttempt(request.classification, self._lane.codec.name)
         )
 
     def _close(self, close: OwnerClose) -> OwnerClose:

@@ -1,0 +1,116 @@
+"""Who must take part in a commit, and who may serve (DESIGN P11): join, leave, evict, grant a lease.
+
+A receiver that is not in ``ControlState.members`` holds no serving lease. It leaves that tuple by its own
+wish, after it has shut its gate, or because a coordinator has refused it leases for so long that the last one
+has run out. So a commit may do without it.
+"""
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from dcr.commit.calls import silent_in
+from dcr.commit.context import Context
+from dcr.commit.effects import Pause, Script
+from dcr.commit.register import change, read_any
+from dcr.commit.transitions import check_epoch, join, leave
+from dcr.config import CommitConfig
+from dcr.errors import AttemptFailed, ConfigError, Conflict, RefitError
+from dcr.model import AttemptId, CommitRecord, ControlState
+
+logger = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def check_name(name: str, others: Iterable[str]) -> None:
+    """Raise ConfigError unless ``name`` may be a receiver's; ``others`` are those of other parties."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"receiver {name!r}: a name is letters, digits, '-' and '_'")
+    if name in others:
+        raise ConfigError(
+            f"receiver {name!r}: this is the name of another party of the run; choose one of its own"
+        )
+
+
+def check_quorum(members: Collection[str], config: CommitConfig) -> None:
+    """Raise AttemptFailed if fewer receivers than ``min_receivers`` are members."""
+    if len(members) < config.min_receivers:
+        named = f" ({', '.join(sorted(members))})" if members else ""
+        raise AttemptFailed(
+            f"{len(members)} receivers are members{named}, commit.min_receivers is {config.min_receivers}: "
+            "start receivers, which join by themselves, or lower it"
+        )
+
+
+def check_grant(state: ControlState, epoch: int, receiver: str, held: AttemptId) -> None:
+    """Whether ``receiver``, which holds what ``held`` committed, may serve by ``state``.
+
+    Raises:
+        Conflict: another coordinator took over, it is no member, or another version is committed.
+    """
+    check_epoch(state, epoch)
+    if receiver not in state.members:
+        raise Conflict(f"{receiver} is not a member of this run; ask to be admitted")
+    if held != state.record.attempt:
+        raise Conflict(f"{receiver} holds attempt {held}, but {state.record.attempt} is committed")
+
+
+def to_evict(
+    members: Collection[str], failing: Mapping[str, float], now: float, config: CommitConfig
+) -> list[str]:
+    """Members that have been ``failing``, by name since when, for too long; longest first.
+
+    As many as the minimum of receivers allows.
+    """
+    if not config.evicts:
+        return []
+    late = [name for name in members if name in failing and now - failing[name] >= config.evict_after_s]
+    late.sort(key=lambda name: (failing[name], name))
+    return late[: max(0, len(members) - config.min_receivers)]
+
+
+def join_run(context: Context, receiver: str, record: CommitRecord, incarnation: str) -> Script[None]:
+    """Make ``receiver``, which has proven ``record``'s version as ``incarnation``, a member. Idempotent.
+
+    Raises:
+        Conflict: another version is committed, or another coordinator took over.
+    """
+    yield from change(lambda state: join(state, receiver, record, epoch=context.epoch, nonce=context.nonce()))
+    context.book.admit(receiver, incarnation)
+
+
+def leave_run(context: Context, receiver: str) -> Script[ControlState]:
+    """Do without ``receiver``, whose gate is shut for good; an attempt under way fails and is repeated.
+
+    Raises:
+        Conflict: another coordinator took over.
+    """
+    context.book.refuse(receiver)
+    return (
+        yield from change(lambda state: leave(state, receiver, epoch=context.epoch, nonce=context.nonce()))
+    )
+
+
+def look_after(context: Context, err: RefitError) -> Script[None]:
+    """An attempt failed with ``err``: evict the members that have not answered for too long."""
+    state = yield from read_any()
+    failing = context.book.note(state.members, silent_in(err))
+    for name in to_evict(state.members, failing, context.clock(), context.config):
+        yield from evict(context, name)
+
+
+def evict(context: Context, receiver: str) -> Script[None]:
+    """Wait until no lease of ``receiver`` can be valid any more, then do without it.
+
+    Its last request was sent before the time noted, so its lease has run out ``lease_s`` later by its own
+    clock, and ``lease_s + lease_skew_s`` later by ours.
+
+    Raises:
+        Conflict: another coordinator took over.
+    """
+    config = context.config
+    over = context.book.refuse(receiver) + config.lease_s + config.lease_skew_s
+    while (left_s := over - context.clock()) > 0:
+        yield Pause(left_s)
+    yield from leave_run(context, receiver)
+    logger.warning("%s is evicted: it left calls unanswered; it may be admitted again", receiver)
