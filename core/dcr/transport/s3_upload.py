@@ -1,0 +1,109 @@
+"""Bytes into a bucket, created if and only if the name is free: one request, or parts in parallel."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dcr.errors import StoreError
+from dcr.transport.s3_client import S3Address, code_of, explained
+
+MULTIPART_BYTES = 64 << 20
+"""Larger objects go up in parts."""
+PART_BYTES = 16 << 20
+_TAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchUpload")
+"""Somebody holds the name or is creating it, or an earlier try of this very request has done it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where bytes go; objects above ``multipart_bytes`` in parts of ``part_bytes``, some at once."""
+
+    client: Any
+    address: S3Address
+    num_threads: int = 4
+    multipart_bytes: int = MULTIPART_BYTES
+    part_bytes: int = PART_BYTES
+
+
+def create(target: Target, key: str, data: bytes, metadata: dict[str, str]) -> bool:
+    """Create the object; false if the name may be taken, which the caller must look into.
+
+    A lost answer that the SDK asked again for looks like a taken name, too. The SDK sends checksums
+    along; the server refuses bytes that do not arrive as they were.
+
+    Raises:
+        StoreError: the store failed; nothing is visible, or all of it.
+    """
+    if len(data) > target.multipart_bytes:
+        return _create_of_parts(target, key, data, metadata)
+    name = _name(target, key)
+    return _created(
+        target.address,
+        key,
+        lambda: target.client.put_object(**name, Body=data, Metadata=metadata, IfNoneMatch="*"),
+    )
+
+
+def _create_of_parts(target: Target, key: str, data: bytes, metadata: dict[str, str]) -> bool:
+    address, client, name = target.address, target.client, _name(target, key)
+    with explained(address, key):
+        began = client.create_multipart_upload(**name, Metadata=metadata, ChecksumAlgorithm="CRC32")
+    upload = {**name, "UploadId": began["UploadId"]}
+    done = False
+    try:
+        parts = _send_parts(target, key, data, upload)
+        whole = {"MultipartUpload": {"Parts": parts}, "IfNoneMatch": "*"}
+        done = _created(address, key, lambda: client.complete_multipart_upload(**upload, **whole))
+    finally:
+        if not done:
+            abort(target, key, upload["UploadId"])
+    return done
+
+
+def _send_parts(target: Target, key: str, data: bytes, upload: dict[str, Any]) -> list[dict[str, Any]]:
+    view = memoryview(data)
+
+    def send(number: int) -> dict[str, Any]:
+        start = (number - 1) * target.part_bytes
+        body = bytes(view[start : start + target.part_bytes])
+        with explained(target.address, key):
+            answer = target.client.upload_part(
+                **upload, PartNumber=number, Body=body, ChecksumAlgorithm="CRC32"
+            )
+        sums = {name: answer[name] for name in ("ChecksumCRC32",) if name in answer}
+        return {"PartNumber": number, "ETag": answer["ETag"], **sums}
+
+    num_parts = -(-len(data) // target.part_bytes)
+    with ThreadPoolExecutor(target.num_threads, thread_name_prefix="s3-put") as pool:
+        parts = [pool.submit(send, number) for number in range(1, num_parts + 1)]
+        try:
+            return [part.result() for part in parts]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def abort(target: Target, key: str, upload_id: str) -> None:
+    """Give the parts of an upload back, as far as the store answers; what stays is swept later."""
+    name = _name(target, key)
+    with suppress(StoreError), explained(target.address, key):
+        target.client.abort_multipart_upload(**name, UploadId=upload_id)
+
+
+def _created(address: S3Address, key: str, request: Callable[[], object]) -> bool:
+    from botocore.exceptions import ClientError
+
+    with explained(address, key):
+        try:
+            request()
+        except ClientError as err:
+            if code_of(err) in _TAKEN:
+                return False
+            raise
+    return True
+
+
+def _name(target: Target, key: str) -> dict[str, Any]:
+    return {"Bucket": target.address.bucket, "Key": target.address.name(key)}

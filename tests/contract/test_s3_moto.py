@@ -1,0 +1,45 @@
+"""The S3 store and control plane against moto: fast and without a server (lanes/services has a real one)."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from moto import mock_aws
+
+from dcr.commit.control_plane.s3 import S3ControlPlane
+from dcr.model import new_nonce
+from dcr.testing.control_plane_suite import ControlPlaneContract, OpenPlane
+from dcr.testing.object_store_suite import ObjectStoreContract
+from dcr.transport.s3 import S3Store
+from dcr.transport.s3_client import S3Address, connect
+
+BUCKET = S3Address("bucket", region="us-east-1", key_id="key", secret="secret")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with mock_aws():
+        made = connect(BUCKET)
+        made.create_bucket(Bucket=BUCKET.bucket)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def address() -> S3Address:
+    return replace(BUCKET, prefix=f"some/{new_nonce()}")
+
+
+class TestObjects(ObjectStoreContract):
+    may_nest = True
+
+    @pytest.fixture
+    def open_store(self, client: Any, address: S3Address) -> Callable[[], S3Store]:
+        return lambda: S3Store(address, client=client)
+
+
+class TestControlPlane(ControlPlaneContract):
+    @pytest.fixture
+    def open_plane(self, client: Any, address: S3Address) -> OpenPlane:
+        return lambda: S3ControlPlane(address, client=client)
