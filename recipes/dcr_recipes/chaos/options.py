@@ -8,6 +8,7 @@ from pathlib import Path
 from dcr_recipes.chaos.schedule import Pace
 
 RUNTIMES = 3
+COORDINATORS = 2
 _STEPS = 1_000_000
 """More than any chaos run takes: it ends by time."""
 _CUT_S = 1.0
@@ -24,7 +25,7 @@ class Options:
     seed: int
     words: Sequence[str] = ()
     pace: Pace = field(default_factory=Pace)
-    etcd_nodes: int = 0
+    etcd_nodes: int = 3
     sample: int = 400
     most_open: int = 3
     start_s: float = 300.0
@@ -39,6 +40,8 @@ def run_words(options: Options) -> list[str]:
         f"seed={options.seed}",
         f"steps={_STEPS}",
         f"runtime.instances={RUNTIMES}",
+        f"commit.coordinators={COORDINATORS}",
+        "commit.leader_lease_s=3",
         "runtime.patience_s=240",
         "runtime.request_deadline_s=15",
         "verify=full",

@@ -87,6 +87,12 @@ def differing_bits(rows: Sequence[Mapping[str, Any]]) -> int | None:
     return None if None in bits or not bits else sum(bit for bit in bits if bit is not None)
 
 
+def unverified(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Versions before the last row's, v0 apart, that have no row: nobody compared them."""
+    told = {int(row["version"]) for row in rows}
+    return sorted(set(range(1, max(told, default=0))) - told)
+
+
 def problems(found: Evidence) -> list[str]:
     """What is wrong, a sentence each; empty if nothing is."""
     bits, wrong = differing_bits(found.rows), []
@@ -96,6 +102,9 @@ def problems(found: Evidence) -> list[str]:
         wrong.append("not every refit was compared with a dense one")
     elif bits:
         wrong.append(f"{bits} bits differ from dense refits")
+    wrong += [
+        f"version {version} was never compared with a dense refit" for version in unverified(found.rows)
+    ]
     wrong += [f"version {version} was lost: {how}" for version, how in sorted(found.lost.items())]
     wrong += [
         f"version {version} was never committed but served or reported" for version in found.uncommitted

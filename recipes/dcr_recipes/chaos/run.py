@@ -13,6 +13,7 @@ from rich.console import Console
 from dcr.commit.control_plane.base import ControlPlane
 from dcr.errors import RefitError
 from dcr.model import CommitRecord
+from dcr.refit import ControlSpec
 from dcr.transport.peers import Peers
 from dcr_recipes.chaos.asker import Askers
 from dcr_recipes.chaos.copies import DenseCopies
@@ -20,20 +21,20 @@ from dcr_recipes.chaos.etcd import ProxiedEtcd, proxied_etcd
 from dcr_recipes.chaos.injector import Injector
 from dcr_recipes.chaos.journal import Journal
 from dcr_recipes.chaos.options import Options, run_words
-from dcr_recipes.chaos.planes import open_plane
 from dcr_recipes.chaos.report import last_line, summarize
 from dcr_recipes.chaos.schedule import ROLES, schedule
 from dcr_recipes.chaos.screen import Screen
 from dcr_recipes.chaos.storm import Parts, Storm
 from dcr_recipes.chaos.verdict import judge
 from dcr_recipes.chaos.watch import Watchers
+from dcr_recipes.compose import save
 from dcr_recipes.config import RunConfig
 from dcr_recipes.errors import RunFailed
 from dcr_recipes.launch.driver import specs
 from dcr_recipes.launch.folder import choose, claim
 from dcr_recipes.launch.supervisor import Supervisor
 from dcr_recipes.layout import RunFolder
-from dcr_recipes.processes.serving import runtime_names
+from dcr_recipes.processes.serving import control_of, runtime_names
 from dcr_recipes.runtime.remote import RemoteRuntime
 from dcr_recipes.summary import MetricsLog, write_summary
 from dcr_recipes.trace.writer import read_phases
@@ -73,7 +74,9 @@ def run(options: Options, console: Console) -> int:
         etcd = None
         if options.etcd_nodes:
             etcd = stack.enter_context(proxied_etcd(folder.root / "etcd", options.etcd_nodes))
-        place = Place(folder, config, lock, open_plane(config, folder), etcd)
+            config.commit.name, config.commit.endpoints = "etcd", etcd.endpoints
+            save(config, folder.config)
+        place = Place(folder, config, lock, _plane(folder, config, etcd), etcd)
         screen = stack.enter_context(Screen(console))
         screen.say(f"run folder: {folder.root}")
         parts = _parts(place, options, screen)
@@ -86,6 +89,12 @@ def run(options: Options, console: Console) -> int:
         console.print(f"wrong: {problem}", highlight=False, soft_wrap=True)
     console.print(last_line(summary), highlight=False, soft_wrap=True)
     return 0 if summary["ok"] else 1
+
+
+def _plane(folder: RunFolder, config: RunConfig, etcd: ProxiedEtcd | None) -> ControlPlane:
+    """The run's control plane as the driver looks at it: past the proxies."""
+    direct = ControlSpec("etcd", endpoints=etcd.direct) if etcd else control_of(folder, config)
+    return direct.plane()
 
 
 def _weather(storm: Storm, options: Options) -> str:

@@ -9,10 +9,10 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         "chaos",
         help="strike the processes of a tiny run at random and prove that nothing came of it",
         usage="dcr chaos [--seconds S] [--seed N] [options] [key=value ...]",
-        description="Strike the processes of a tiny run at random and prove that nothing came of it: every refit"
-        " is compared with a dense one, a sample of answers is replayed on dense copies, and no committed"
-        " version may be lost. Ends with one line; chaos.json and chaos.jsonl in the run folder hold the rest."
-        " Exit code 0 only if nothing is wrong.",
+        description="Strike the processes of a tiny run at random and prove that nothing came of it: every"
+        " refit is compared with a dense one, a sample of answers is replayed on dense copies, and no"
+        " committed version may be lost. Ends with one line; chaos.json and chaos.jsonl in the run folder hold the"
+        " rest. Exit code 0 only if nothing is wrong.",
     )
     parser.add_argument(
         "--seconds", type=float, default=600.0, metavar="S", help="how long it is struck (600)"
@@ -21,7 +21,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument("--pause", type=float, default=3.0, metavar="S", help="mean between two faults (3)")
     parser.add_argument("--longest", type=float, default=6.0, metavar="S", help="longest stop or absence (6)")
     parser.add_argument("--sample", type=int, default=400, metavar="N", help="answers replayed at most (400)")
-    parser.add_argument("--etcd", type=int, default=0, metavar="N", help="nodes of etcd; 0: SQLite (0)")
+    parser.add_argument("--etcd", type=int, default=3, metavar="N", help="nodes of etcd; 0: SQLite (3)")
     parser.add_argument("words", nargs="*", metavar="key=value", help="further keys of dcr grpo")
     parser.set_defaults(command=run)
 
