@@ -20,6 +20,9 @@ from dcr.transport.announce import identity
 from dcr.transport.peers import Peer
 from dcr.transport.rpc import serve
 
+ROOM_TO_JOIN = 32
+"""Receivers beyond the roster whose calls do not wait for one another; threads start when needed."""
+
 
 def compose_coordinator(
     config: CommitConfig, site: Site, plane: ControlPlane, *, world: int, receivers: tuple[str, ...]
@@ -30,7 +33,8 @@ def compose_coordinator(
     """
     cast = roster(world, receivers)
     # Every party may be in two calls at once: one that is late and the one that replaced it.
-    pool = ThreadPoolExecutor(max_workers=2 * (len(cast.owners) + len(cast.receivers)))
+    num_parties = len(cast.owners) + len(cast.receivers) + ROOM_TO_JOIN
+    pool = ThreadPoolExecutor(max_workers=2 * num_parties)
     endpoints = remote_endpoints(cast, HttpCaller(site.peers), config)
     driver = Driver(plane, site.archive, endpoints, site.run, pool=pool)
     return CoordinatorService(driver, config, cast)
@@ -38,14 +42,14 @@ def compose_coordinator(
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """What every coordinator of one run is given. ``lease_s``: see ``commit.leadership``."""
+    """What every coordinator of one run is given. ``leader_lease_s``: see ``commit.leadership``."""
 
     config: CommitConfig
     site: Site
     control: ControlSpec
     world: int
     receivers: tuple[str, ...]
-    lease_s: float
+    leader_lease_s: float
 
     def new_term(self) -> Term:
         """A service that has done nothing yet."""
@@ -74,9 +78,9 @@ def coordinate(
         StoreError: its file is no database.
         RefitError: taking the run over met what no retry repairs.
     """
-    leadership = post.control.leadership(post.site.run, name, lease_s=post.lease_s)
+    leadership = post.control.leadership(post.site.run, name, lease_s=post.leader_lease_s)
     desk, incarnation = Desk(name), new_nonce()
     with serve({**desk.handlers(), **identity(incarnation)}, host=host) as server:
         me = Peer(COORDINATOR, server.url, incarnation)
-        seat = Seat(leadership, post.lease_s, post.site.peers, me, post.new_term)
+        seat = Seat(leadership, post.leader_lease_s, post.site.peers, me, post.new_term)
         Candidate(name, seat, desk, tell=tell).run(stop)

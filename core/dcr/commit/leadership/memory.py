@@ -5,41 +5,44 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
+from dcr.model import RunId
 
-@dataclass(slots=True)
-class Seat:
-    """The one place that candidates compete for."""
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """The places that candidates compete for: run -> (who holds it, until when)."""
 
     lease_s: float
     clock: Callable[[], float] = monotonic
-    holder: str = ""
-    until: float = 0.0
+    held: dict[RunId, tuple[str, float]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLeadership:
-    """``Leadership`` for the candidate ``name``."""
+    """``Leadership`` of ``run`` for the candidate ``name``."""
 
-    seat: Seat
+    seats: Seats
+    run: RunId
     name: str
 
     def campaign(self) -> bool:
         """See ``Leadership.campaign``."""
-        seat = self.seat
-        with seat.lock:
-            now = seat.clock()
-            if seat.holder not in ("", self.name) and now < seat.until:
+        seats = self.seats
+        with seats.lock:
+            now = seats.clock()
+            holder, until = seats.held.get(self.run, (self.name, now))
+            if holder != self.name and now < until:
                 return False
-            seat.holder, seat.until = self.name, now + seat.lease_s
+            seats.held[self.run] = (self.name, now + seats.lease_s)
         return True
 
     def resign(self) -> None:
         """See ``Leadership.resign``."""
-        with self.seat.lock:
-            if self.seat.holder == self.name:
-                self.seat.holder = ""
+        with self.seats.lock:
+            if self.seats.held.get(self.run, ("", 0.0))[0] == self.name:
+                del self.seats.held[self.run]
 
     def holder(self) -> str:
         """See ``Leadership.holder``."""
-        return self.seat.holder
+        return self.seats.held.get(self.run, ("", 0.0))[0]
