@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,16 +17,21 @@ from dcr.transport.archive import StoreArchive
 from dcr.transport.chain import chain
 from dcr.transport.directory import DirectoryStore
 from dcr_recipes.faults import parse_kill
+from dcr_recipes.launch.starting import SWITCH
 from dcr_recipes.layout import RunFolder
 
 Point = dict[str, Any]
 """One line of a process's journal: ``point``, ``incarnation`` and the point's own fields."""
 
 
-def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """Begin a run in ``folder``; its output can be read from the returned driver."""
+def start(folder: Path, *words: str, warm: bool = True) -> "subprocess.Popen[str]":
+    """Begin a run in ``folder``; its output can be read from the returned driver.
+
+    ``warm``: whether its processes are forked from a warm one, or started from nothing.
+    """
     argv = [sys.executable, "-m", "dcr_recipes.cli", "grpo", "model=tiny", f"run_dir={folder}", *words]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            env=os.environ | {SWITCH: str(int(warm))})  # fmt: skip
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -99,10 +105,10 @@ def finish(driver: "subprocess.Popen[str]", folder: Path, kills: tuple[str, ...]
     return Finished(RunFolder(folder), kills, shown)
 
 
-def run(folder: Path, *words: str, kills: tuple[str, ...] = ()) -> Finished:
-    """A whole run, with the processes of ``kills`` killed in it."""
+def run(folder: Path, *words: str, kills: tuple[str, ...] = (), warm: bool = True) -> Finished:
+    """A whole run, with the processes of ``kills`` killed in it; ``warm``: see ``start``."""
     entries = f"faults.kill=[{','.join(kills)}]"
-    driver = start(folder, entries, f"faults.max_restarts={len(kills)}", *words)
+    driver = start(folder, entries, f"faults.max_restarts={len(kills)}", *words, warm=warm)
     try:
         return finish(driver, folder, kills)
     finally:

@@ -72,13 +72,17 @@ RESUMED = ("runtime-0:receiver.restore.before:1:1", "runtime-1:receiver.item.cop
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Finished]]:
-    """All runs that need nothing of one another, two at a time: each mostly waits for a restart."""
+    """All runs that need nothing of one another, two at a time: each mostly waits for a restart.
+
+    The processes of the calm one are started from nothing, those of the others forked from a warm one.
+    """
     folder = tmp_path_factory.mktemp("runs")
     with ThreadPoolExecutor(2) as pool:
         begun: dict[str, Future[Finished]] = {}
         for name in ("calm", "trainer", "runtimes", "coordinator", "dense"):
             words = [f"steps={STEPS}", f"refit={'dense' if name == 'dense' else 'dcr'}"]
-            begun[name] = pool.submit(run, folder / name, *words, kills=KILLS.get(name, ()))
+            kills, warm = KILLS.get(name, ()), name != "calm"
+            begun[name] = pool.submit(run, folder / name, *words, kills=kills, warm=warm)
         yield lambda name: begun[name].result()
         pool.shutdown(cancel_futures=True)
 
@@ -204,7 +208,7 @@ def _abandon(folder: Path, old: Path) -> None:
         shutil.copytree(folder / "checkpoints" / old.name, old)
         _until(lambda: _num_rows(folder) >= 4)
         working = processes_of(folder)
-        assert len(working) == 7, "driver, coordinator, oracle, two runtimes, two trainer ranks"
+        assert len(working) == 8, "driver, warm process, coordinator, oracle, two runtimes, two trainer ranks"
     finally:
         driver.kill()
         driver.communicate()

@@ -1,36 +1,24 @@
 """A set of processes that is kept alive: restarts, a budget for them, and a clean end."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from dcr_recipes.errors import RunFailed
 from dcr_recipes.launch.group import end_group
 from dcr_recipes.launch.memory import peak_rss_bytes
-from dcr_recipes.processes.border import EXIT_FATAL, INCARNATION, PARENT
+from dcr_recipes.launch.starting import Process, Spec, Starter
+from dcr_recipes.processes.border import EXIT_FATAL
+
+__all__ = ["Spec", "State", "Supervisor"]
 
 _TAIL_LINES = 8
 _TERM_GRACE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """How to start one process. All processes of one ``group`` are restarted together.
-
-    ``finishes``: exit code 0 means that its work is done; for others any exit is a death.
-    """
-
-    name: str
-    argv: tuple[str, ...]
-    group: str
-    finishes: bool = False
-    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +34,13 @@ class State:
 class _Child:
     spec: Spec
     incarnation: int = 0
-    process: "subprocess.Popen[bytes] | None" = None
+    process: Process | None = None
     peak_bytes: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not been seen to end; one that is not started yet is about to be."""
+        return self.process is None or self.process.poll() is None
 
     @property
     def died(self) -> bool:
@@ -74,19 +67,20 @@ class Supervisor:
         self._logs = logs
         self._left = max_restarts
         self._max_restarts = max_restarts
-        self._lock = lock
+        self._starter = Starter(specs, logs, lock=lock)
 
     def start(self) -> None:
-        """Start every process."""
-        for child in self._children:
-            self._spawn(child)
+        """Start every process, or the warm one that forks it: the next polls then start these."""
+        self._starter.open()
+        self._begin()
 
     def poll(self) -> list[str]:
-        """Restart what has died; returns one line per death, to be shown.
+        """Start what waited, restart what has died; returns one line per death, to be shown.
 
         Raises:
             RunFailed: a process ended for good, or the restart budget is spent.
         """
+        self._begin()
         for child in self._children:
             if child.process is not None:
                 child.peak_bytes = max(child.peak_bytes, peak_rss_bytes(child.process.pid))
@@ -108,10 +102,7 @@ class Supervisor:
 
     def states(self) -> list[State]:
         """How each child is, in starting order."""
-        return [
-            State(c.spec.name, c.process is not None and c.process.poll() is None, max(0, c.incarnation - 1))
-            for c in self._children
-        ]
+        return [State(c.spec.name, c.is_alive, max(0, c.incarnation - 1)) for c in self._children]
 
     @property
     def num_restarts(self) -> int:
@@ -120,6 +111,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ask all to end, then end them; returns when none is left. Idempotent."""
+        self._starter.close()
         alive = [c.process for c in self._children if c.process is not None and c.process.poll() is None]
         for process in alive:
             process.terminate()
@@ -131,8 +123,9 @@ class Supervisor:
 
     def _recover(self, child: _Child) -> str:
         assert child.process is not None
-        how = _how(child.process.returncode)
-        if child.process.returncode == EXIT_FATAL:
+        code = child.process.wait()
+        how = _how(code)
+        if code == EXIT_FATAL:
             raise RunFailed(f"{child.spec.name}: {self._last_words(child)}")
         if self._left == 0:
             raise RunFailed(
@@ -147,21 +140,18 @@ class Supervisor:
         again = "restarted" if len(group) == 1 else f"restarted all {len(group)} of {child.spec.group}"
         return f"{child.spec.name} {how}; {again} (log: {self._log(child)})"
 
+    def _begin(self) -> None:
+        """Start what was never started, unless it waits for a warm process."""
+        for child in self._children:
+            if child.process is None and self._starter.is_due(child.spec):
+                self._spawn(child)
+
     def _spawn(self, child: _Child) -> None:
         child.incarnation += 1
-        env = {**os.environ, **child.spec.env, PARENT: str(os.getpid()), INCARNATION: str(child.incarnation)}
         with self._log(child).open("ab") as log:
             log.write(f"--- {child.spec.name}, start {child.incarnation}\n".encode())
             log.flush()
-            child.process = subprocess.Popen(
-                child.spec.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=env,
-                pass_fds=() if self._lock < 0 else (self._lock,),
-                start_new_session=True,  # Ctrl-C reaches the driver only; it then ends them in order
-            )
+            child.process = self._starter.start(child.spec, child.incarnation, log)
 
     def _log(self, child: _Child) -> Path:
         return self._logs / f"{child.spec.name}.log"
@@ -178,7 +168,7 @@ class Supervisor:
         return (errors or lines)[-1].removeprefix("error: ")
 
 
-def _kill(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+def _kill(processes: Sequence[Process]) -> None:
     """End them and all that they started."""
     for process in processes:
         if process.poll() is None:

@@ -1,5 +1,6 @@
 """A run's model in the forms that its processes need: FP32 masters, the served shape, the tokenizer."""
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,17 @@ def served_config(model: str) -> "PretrainedConfig | Path":
     """What a serving instance is built from; its weights come with the first refit."""
     folder = folder_of(model)
     return tiny_config(ModelSizes()) if folder is None else folder
+
+
+def import_model(model: str) -> None:
+    """Import the classes that building ``model`` needs; one that cannot be built is no error here."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    config = served_config(model)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if isinstance(config, Path):
+            config = AutoConfig.from_pretrained(config, local_files_only=True)
+        MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
 def vocabulary(model: "nn.Module") -> int:
