@@ -191,7 +191,21 @@ RULES: Mapping[str, Rule] = {
     "commit.leader_lease_s": Rule(
         "seconds without a sign of life after which a coordinator is replaced", minimum=1.0
     ),
-    "commit.max_attempts": Rule("attempts at one transition before giving up", minimum=1),
+    "commit.max_attempts": Rule(
+        "attempts at one transition before a dense one; if that fails too, it is abandoned", minimum=1
+    ),
+    "commit.lease_s": Rule(
+        "seconds that a runtime may serve without hearing of the coordinator; 0: for ever, no eviction",
+        minimum=0.0,
+        fixed=True,
+    ),
+    "commit.lease_skew_s": Rule(
+        "seconds by which two clocks may differ over a lease", minimum=0.0, fixed=True
+    ),
+    "commit.evict_after_s": Rule(
+        "seconds after which a runtime that does not answer is left out; 0: never", minimum=0.0
+    ),
+    "commit.min_receivers": Rule("runtimes without which nothing is committed", minimum=1),
     "codec.name": Rule("payload coding", ("published", "planes"), fixed=True),
     "codec.zstd_level": Rule("zstd level", minimum=1, below=23),
     "codec.chunk_mib": Rule("MiB of source per chunk", minimum=1),

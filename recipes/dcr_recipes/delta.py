@@ -32,7 +32,8 @@ class DeltaRefitter:
     """One rank's refit. ``resume``: whatever run the run folder holds is ours to take over.
 
     ``instances`` are asked by rank 0 only and are empty elsewhere; one that does not serve is waited for
-    until ``patience_s``, and so is one that has never served (an engine takes its time to start).
+    until ``patience_s``, and so is one that has never served (an engine takes its time to start). With
+    ``members`` one that has been left out of the run is not waited for.
     """
 
     refit: Refit
@@ -40,6 +41,7 @@ class DeltaRefitter:
     instances: Mapping[str, Serving]
     patience_s: float = 120.0
     seen: set[str] = field(default_factory=set)
+    members: Members | None = None
 
     @property
     def reads_export(self) -> bool:
@@ -58,7 +60,10 @@ class DeltaRefitter:
 
     def serve(self, version: int) -> None:
         """Have instances repaired that a transition whose candidate is gone has left closed (P5)."""
+        members = None if self.members is None else self.members()
         for name, instance in self.instances.items():
+            if members is not None and name not in members:
+                continue
             starts = name not in self.seen
             bring_to(name, instance, version, patience_s=self.patience_s, starts=starts)
             self.seen.add(name)
@@ -84,7 +89,7 @@ def bring_to(name: str, instance: Serving, version: int, *, patience_s: float, s
     Raises:
         Unreachable: it can be reached, but was not brought to ``version`` in time.
     """
-    end = time.monotonic() + patience_s
+    end, why = time.monotonic() + patience_s, ""
     while True:
         try:
             status = instance.status()
@@ -95,13 +100,20 @@ def bring_to(name: str, instance: Serving, version: int, *, patience_s: float, s
             continue
         if status.is_open and status.version == version:
             return
-        try:
-            instance.admit()
-        except (AttemptFailed, Conflict, Unreachable) as err:
-            logger.warning("%s is not at version %d yet: %s", name, version, err)
-            if time.monotonic() >= end:
-                raise Unreachable(f"{name} was not brought to version {version}: {err}") from err
-            time.sleep(_PAUSE_S)
+        if why and time.monotonic() >= end:
+            raise Unreachable(f"{name} was not brought to version {version}: {why}")
+        why = _admitted(name, instance, version)
+        time.sleep(_PAUSE_S)
+
+
+def _admitted(name: str, instance: Serving, version: int) -> str:
+    """Ask the coordinator to bring ``instance`` to ``version``; why it may not serve that yet."""
+    try:
+        instance.admit()
+    except (AttemptFailed, Conflict, Unreachable) as err:
+        logger.warning("%s is not at version %d yet: %s", name, version, err)
+        return str(err)
+    return "it is admitted, but has no lease yet"
 
 
 def _figures(report: SyncReport) -> Figures:

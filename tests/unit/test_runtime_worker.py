@@ -59,6 +59,10 @@ class StockLoader:
 class CountingAgent:
     """Counts pumps; applies nothing."""
 
+    name = "runtime-0"
+    incarnation = "i"
+    base: AttemptId | None = None
+
     def __init__(self) -> None:
         self.pumped = threading.Semaphore(0)
         self.calls: list[str] = []

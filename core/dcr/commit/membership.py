@@ -16,7 +16,7 @@ from dcr.commit.register import change, read_any
 from dcr.commit.transitions import check_epoch, join, leave
 from dcr.config import CommitConfig
 from dcr.errors import AttemptFailed, ConfigError, Conflict, RefitError
-from dcr.model import AttemptId, CommitRecord, ControlState
+from dcr.model import AttemptId, CommitRecord, ControlState, LeaseGrant
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -42,8 +42,26 @@ def check_quorum(members: Collection[str], config: CommitConfig) -> None:
         )
 
 
-def check_grant(state: ControlState, epoch: int, receiver: str, held: AttemptId) -> None:
-    """Whether ``receiver``, which holds what ``held`` committed, may serve by ``state``.
+def grant_lease(
+    context: Context, state: ControlState, *, receiver: str, incarnation: str, held: AttemptId | None
+) -> LeaseGrant:
+    """Let ``receiver``, whose storage stands on what ``held`` committed, serve for a while.
+
+    ``state`` was read since it asked, so whatever was granted is noted as later than it was asked for.
+
+    Raises:
+        Conflict: another coordinator took over, it is no member or about to be none, another process has its
+            name, or another version is committed.
+    """
+    check_grant(state, context.epoch, receiver, held)
+    context.book.grant(receiver, incarnation, context.clock())
+    return LeaseGrant(context.config.lease_s)
+
+
+def check_grant(state: ControlState, epoch: int, receiver: str, held: AttemptId | None) -> None:
+    """Whether ``receiver`` may serve by ``state``; ``held`` None: it holds no version at all.
+
+    One that is in a transition, with a shut gate, keeps its lease: it stands on what is committed.
 
     Raises:
         Conflict: another coordinator took over, it is no member, or another version is committed.
@@ -52,7 +70,8 @@ def check_grant(state: ControlState, epoch: int, receiver: str, held: AttemptId)
     if receiver not in state.members:
         raise Conflict(f"{receiver} is not a member of this run; ask to be admitted")
     if held != state.record.attempt:
-        raise Conflict(f"{receiver} holds attempt {held}, but {state.record.attempt} is committed")
+        holds = "no version" if held is None else f"attempt {held}"
+        raise Conflict(f"{receiver} holds {holds}, but {state.record.attempt} is committed")
 
 
 def to_evict(

@@ -8,7 +8,7 @@ from dcr.commit.coordinator import transition
 from dcr.commit.driver import Driver
 from dcr.commit.giving_up import rollback
 from dcr.commit.lifecycle import FIRST_EPOCH, admit, already_exists, create_run, go_on, take_over
-from dcr.commit.membership import check_grant, check_name, leave_run
+from dcr.commit.membership import check_name, grant_lease, leave_run
 from dcr.config import CommitConfig
 from dcr.errors import ConfigError, MissingObject, Unreachable
 from dcr.model import (
@@ -81,8 +81,8 @@ class CoordinatorService:
         with self._lock:
             return self._driver.execute(admit(self._opened(), receiver))
 
-    def renew(self, receiver: str, incarnation: str, held: AttemptId) -> LeaseGrant:
-        """Let ``receiver`` serve what ``held`` committed until a while after it sent this request (P11).
+    def renew(self, receiver: str, incarnation: str, held: AttemptId | None) -> LeaseGrant:
+        """Let ``receiver``, which stands on what ``held`` committed, serve for a while from its asking (P11).
 
         Waits for nothing but the control plane, so a transition in progress does not delay it.
 
@@ -93,9 +93,7 @@ class CoordinatorService:
         if context is None:
             raise Unreachable(_NOT_OPENED)
         state = self._driver.plane.read(self._driver.run)
-        check_grant(state, context.epoch, receiver, held)
-        context.book.grant(receiver, incarnation, context.clock())
-        return LeaseGrant(context.config.lease_s)
+        return grant_lease(context, state, receiver=receiver, incarnation=incarnation, held=held)
 
     def leave(self, receiver: str) -> tuple[str, ...]:
         """Do without ``receiver`` from now on; the members that remain. Idempotent.

@@ -80,6 +80,16 @@ class ReceiverAgent:
         """Set while this instance has taken itself out; whoever runs it asks to be admitted again."""
         return self._held.lost
 
+    @property
+    def incarnation(self) -> str:
+        """Which process of this name it is."""
+        return self._incarnation
+
+    @property
+    def base(self) -> AttemptId | None:
+        """What committed the version that is held, or that writes started from; None while EMPTY. No wait."""
+        return self._held.standing.base
+
     def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
         """Stop every earlier attempt; return when none of its writes can take effect (P6).
 

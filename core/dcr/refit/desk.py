@@ -98,7 +98,7 @@ class Desk:
         """See ``CoordinatorService.record``."""
         return self._ask(lambda service: service.record())
 
-    def renew(self, receiver: str, incarnation: str, held: AttemptId) -> LeaseGrant:
+    def renew(self, receiver: str, incarnation: str, held: AttemptId | None) -> LeaseGrant:
         """See ``CoordinatorService.renew``."""
         return self._ask(lambda service: service.renew(receiver, incarnation, held))
 

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 class PumpedReceiver(ReceiverEndpoint, Protocol):
     """The receiver's agent as a process drives it; safe to call from several threads."""
 
+    name: str
+
     def pump(self) -> int:
         """Apply what is visible of the open attempt; returns how many payloads, 0 if nothing is open."""
         ...
@@ -32,6 +34,16 @@ class PumpedReceiver(ReceiverEndpoint, Protocol):
     @property
     def lost(self) -> threading.Event:
         """See ``dcr.refit.background.Examined``."""
+        ...
+
+    @property
+    def incarnation(self) -> str:
+        """See ``dcr.refit.lease.LeaseTaker``."""
+        ...
+
+    @property
+    def base(self) -> AttemptId | None:
+        """See ``dcr.refit.lease.LeaseTaker``."""
         ...
 
     def examine(self) -> int:

@@ -7,8 +7,10 @@ from dcr import observe
 from dcr.commit.remote import Party
 from dcr.errors import IntegrityError, RefitError, UnsupportedPath
 from dcr.model import ReceiverReport, ReceiverState
+from dcr.receiver.lease import Lease
 from dcr.refit import await_record
 from dcr.refit.background import BackgroundAudit
+from dcr.refit.lease import LeaseKeeper
 from dcr_recipes.processes.border import Context, enter
 from dcr_recipes.processes.host import build
 from dcr_recipes.processes.serving import announce, site, wait_for_the_end
@@ -35,9 +37,14 @@ def _serve_deltas(context: Context, port: int) -> None:
     with observe.stage("process.wait"):
         record = await_record(place, config.commit, deadline_s=config.commit.collect_deadline_s)
     agent = host.receive(record)
+    lease = Lease()
+    if config.commit.lease_s:
+        host.gate.serve_under(lease)
     announce(context, host.worker(context.name, agent).handlers(), port=port)
     coordinator = place.coordinator(config.commit)
     be_admitted(context.name, coordinator)
+    if config.commit.lease_s:
+        LeaseKeeper(agent, lease, coordinator, on_refused=lambda: be_admitted(context.name, coordinator))
     telling = TellingReceiver(agent, context.folder.receivers / f"{context.name}.json")
     telling.tell()
     rate = config.audit.rate_mib_s

@@ -7,6 +7,8 @@ from dcr.transport.peers import Peers
 from dcr.transport.rpc import Client
 from dcr_recipes.runtime.answers import GenerateAnswer, ProbeAnswer, RuntimeStatus
 
+_STATUS_S = 10.0
+
 
 class RemoteRuntime:
     """The instance called ``name``, wherever it listens now; safe to share between threads.
@@ -41,8 +43,8 @@ class RemoteRuntime:
         )
 
     def status(self) -> RuntimeStatus:
-        """See ``RuntimeWorker.status``."""
-        return self._found().call("status", RuntimeStatus)
+        """See ``RuntimeWorker.status``: it never waits, so one that is stopped is noticed soon."""
+        return self._found().call("status", RuntimeStatus, deadline_s=min(self._timeout_s, _STATUS_S))
 
     def dump(self, path: str, share: float = 1.0, sample: str = "") -> int:
         """See ``RuntimeWorker.dump``."""
