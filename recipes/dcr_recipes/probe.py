@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dcr.errors import IntegrityError, Unreachable
+from dcr_recipes.members import Members
 from dcr_recipes.summary import Row
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -73,12 +74,16 @@ class Probed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prober:
-    """Asks all ``instances`` at once. One that restarts is waited for until ``deadline_s`` after a refit."""
+    """Asks all ``instances`` at once. One that restarts is waited for until ``deadline_s`` after a refit.
+
+    With ``members`` one that is none is left out.
+    """
 
     instances: Mapping[str, Probed]
     prompt: Sequence[int] = PROMPT
     deadline_s: float = 120.0
     pause_s: float = 0.2
+    members: Members | None = None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -98,7 +103,8 @@ class Prober:
             Unreachable: an instance did not serve ``version`` within the deadline.
         """
         answers = self._ask_all(version, deadline_s=self.deadline_s)
-        if missing := sorted(self.instances.keys() - answers.keys()):
+        needed = self.instances.keys() if self.members is None else self.instances.keys() & self.members()
+        if missing := sorted(needed - answers.keys()):
             who = ", ".join(missing)
             raise Unreachable(f"{who} did not answer at version {version} in {self.deadline_s:g} s")
         compare(answers, version)
@@ -109,14 +115,17 @@ class Prober:
         end = self.clock() + deadline_s
         with ThreadPoolExecutor(max(len(self.instances), 1)) as pool:
             asked = {
-                name: pool.submit(self._ask, instance, version, end, fresh=deadline_s > 0)
-                for name, instance in self.instances.items()
+                name: pool.submit(self._ask, name, version, end, fresh=deadline_s > 0)
+                for name in self.instances
             }
             answers = {name: future.result() for name, future in asked.items()}
         return {name: answer for name, answer in answers.items() if answer is not None}
 
-    def _ask(self, instance: Probed, version: int, end: float, *, fresh: bool) -> Answer | None:
+    def _ask(self, name: str, version: int, end: float, *, fresh: bool) -> Answer | None:
+        instance = self.instances[name]
         while True:
+            if self.members is not None and name not in self.members():
+                return None
             try:
                 answer = instance.probe(prompt=list(self.prompt), max_new_tokens=NUM_TOKENS, fresh=fresh)
                 if answer.version == version:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dcr.errors import Unreachable
 from dcr_recipes.errors import VerificationError
+from dcr_recipes.members import Members
 from dcr_recipes.runtime.dump import RawTensor, read_dump
 
 ORACLE = "oracle"
@@ -70,7 +71,8 @@ class Verifier:
     Below 1, ``share`` is the part of the tensors that is compared, another one for each version; which
     one follows from ``seed`` and the version alone, so that any process can be asked again.
     A process that restarts meanwhile is waited for until ``deadline_s``: its bytes count only if the
-    same process served the version before and after it wrote them.
+    same process served the version before and after it wrote them. With ``members`` one that is none, and
+    does not serve the version, is left out.
     """
 
     oracle: Instance
@@ -80,13 +82,14 @@ class Verifier:
     pause_s: float = 0.1
     share: float = 1.0
     seed: int = 0
+    members: Members | None = None
 
     def verify(self, dense: Path, version: int) -> list[Difference]:
         """Differences of every instance after the refit to ``version``, whose weights are in ``dense``.
 
         Raises:
             VerificationError: an instance holds other tensors than the oracle.
-            Unreachable: a process did not serve ``version`` within the deadline.
+            Unreachable: a process did not serve ``version`` within the deadline, or no instance is left.
         """
         self.folder.mkdir(exist_ok=True)
         end = time.monotonic() + self.deadline_s
@@ -98,8 +101,11 @@ class Verifier:
                 )
                 for name, party in parties.items()
             ]
-            paths = dict(zip(parties, [task.result() for task in tasks], strict=True))
+            dumped = dict(zip(parties, [task.result() for task in tasks], strict=True))
+        paths = {name: path for name, path in dumped.items() if path is not None}
         expected = read_dump(paths.pop(ORACLE))
+        if not paths:
+            raise Unreachable(f"no instance is left that serves version {version}, so none was verified")
         return [
             difference
             for name, path in paths.items()
@@ -108,7 +114,7 @@ class Verifier:
 
     def _dump_patiently(
         self, name: str, party: Instance, dense: Path | None, version: int, end: float
-    ) -> Path:
+    ) -> Path | None:
         path = self.folder / f"{name}.bin"
         while True:
             try:
@@ -119,6 +125,8 @@ class Verifier:
                 failure = f"it does not serve version {version}"
             except Unreachable as err:
                 failure = str(err)
+            if dense is None and self.members is not None and name not in self.members():
+                return None
             if time.monotonic() >= end:
                 raise Unreachable(f"{name} cannot be verified in {self.deadline_s:g} s: {failure}")
             time.sleep(self.pause_s)

@@ -1,10 +1,12 @@
 from dataclasses import dataclass
+from unittest.mock import Mock
 
 import pytest
 
 import dcr_recipes.delta
 from dcr.errors import AttemptFailed, Conflict, IntegrityError, RefitError, Unreachable
-from dcr_recipes.delta import bring_to
+from dcr.refit import Refit
+from dcr_recipes.delta import DeltaRefitter, bring_to
 
 
 @dataclass
@@ -68,3 +70,12 @@ def test_one_that_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     bring_to("runtime-0", Starting(), 3, patience_s=60, starts=True)
     assert next(waits, None) is None
     bring_to("runtime-0", Runtime(away=True), 3, patience_s=0, starts=True)
+
+
+def test_only_members_are_brought_to_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    brought: list[str] = []
+    monkeypatch.setattr(dcr_recipes.delta, "bring_to", lambda name, *_args, **_more: brought.append(name))
+    instances = {"runtime-0": Runtime(), "runtime-1": Runtime()}
+    refitter = DeltaRefitter(Mock(spec=Refit), False, instances, members=lambda: ("runtime-1",))
+    refitter.serve(3)
+    assert brought == ["runtime-1"]

@@ -1,6 +1,7 @@
 """The rollout client: any instance will do, none may serve another version."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -72,3 +73,11 @@ def test_gives_up_at_the_deadline() -> None:
 def test_another_version_is_refused() -> None:
     with pytest.raises(IntegrityError, match="runtime-1 answered with version 2, not 3"):
         _client(Instance(), Instance(version=2)).rollout(PROMPTS, SEEDS, version=3)
+
+
+def test_only_members_are_asked_unless_there_are_none() -> None:
+    stopped, alive = Instance(), Instance()
+    _check(replace(_client(stopped, alive), members=lambda: ("runtime-1",)))
+    assert (stopped.served, len(alive.served)) == ([], 5)
+    _check(replace(_client(stopped, alive), members=tuple))
+    assert len(stopped.served) == 3

@@ -1,6 +1,6 @@
 """The probe around a refit: who it waits for, and what it finds."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -96,3 +96,11 @@ def test_an_instance_that_never_serves_the_version_is_named(late: Instance) -> N
 
 def test_without_instances_there_is_nothing_to_compare() -> None:
     assert _prober().after(5) == {"runtime/prompt_cache_hits": 0}
+
+
+def test_only_members_are_asked() -> None:
+    evicted, member = Instance(version=4, logprob=-9.0), Instance()
+    prober = replace(_prober(evicted, member), members=lambda: ("runtime-1",))
+    prober.before(5)
+    assert prober.after(5) == {"runtime/prompt_cache_hits": 6}
+    assert (evicted.asked, member.asked) == ([], [False, True])

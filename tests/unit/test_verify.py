@@ -174,3 +174,27 @@ def test_a_sample_is_never_empty_and_a_full_one_is_everything() -> None:
     assert len(sampled(tensors, 0.0, "x")) == 1
     assert sampled(tensors, 1.0, "x") == tensors
     assert sampled({}, 0.1, "x") == {}
+
+
+def _lagging(version: int = 6) -> Stored:
+    stored = Stored({"weight": torch.zeros(5, 3)})  # what it holds must not matter
+    stored.now = Status(1, version, True)
+    return stored
+
+
+def test_only_members_are_waited_for(tmp_path: Path) -> None:
+    """An evicted instance is left out; with nobody left nothing is proven."""
+    evicted = _lagging()
+    named = {"runtime-0": Stored(_tensors()), "runtime-1": evicted}
+    verifier = Verifier(Stored(_tensors()), named, tmp_path / "verify", members=lambda: ("runtime-0",))
+    assert verifier.verify(Path("dense.safetensors"), 7) == []
+    assert evicted.num_dumps == 0
+    alone = replace(verifier, instances={"runtime-1": evicted})
+    with pytest.raises(Unreachable, match="no instance is left"):
+        alone.verify(Path("dense.safetensors"), 7)
+
+
+def test_a_member_is_compared_and_so_is_one_that_serves_without_being_one(tmp_path: Path) -> None:
+    other = _tensors() | {"scalar": torch.tensor(1.25)}
+    verifier = Verifier(Stored(_tensors()), {"runtime-0": Stored(other)}, tmp_path / "verify", members=tuple)
+    assert [difference.tensor for difference in verifier.verify(Path("dense.safetensors"), 7)] == ["scalar"]

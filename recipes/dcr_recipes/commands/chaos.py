@@ -11,8 +11,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         usage="dcr chaos [--seconds S] [--seed N] [options] [key=value ...]",
         description="Strike the processes of a tiny run at random and prove that nothing came of it: every"
         " refit is compared with a dense one, a sample of answers is replayed on dense copies, and no"
-        " committed version may be lost. Ends with one line; chaos.json and chaos.jsonl in the run folder hold the"
-        " rest. Exit code 0 only if nothing is wrong.",
+        " committed version may be lost. Ends with one line; chaos.json and chaos.jsonl in the run folder"
+        " hold the rest. Exit code 0 only if nothing is wrong.",
     )
     parser.add_argument(
         "--seconds", type=float, default=600.0, metavar="S", help="how long it is struck (600)"

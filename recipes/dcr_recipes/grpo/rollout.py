@@ -13,6 +13,7 @@ from dcr.errors import IntegrityError, Unreachable
 from dcr.transport.peers import Peers
 from dcr_recipes.grpo.sampler import Prompt
 from dcr_recipes.grpo.settings import GrpoSettings
+from dcr_recipes.members import Members
 from dcr_recipes.runtime.answers import GenerateAnswer
 from dcr_recipes.runtime.remote import RemoteRuntime
 
@@ -53,7 +54,8 @@ class RolloutClient:
     """Spreads prompt groups over ``instances`` in turn; each is asked one group at a time.
 
     An instance that does not answer is passed over, and asked again after ``pause_s``, until
-    ``deadline_s`` have passed for a group.
+    ``deadline_s`` have passed for a group. With ``members`` those that are none are not asked at all:
+    one that hangs would cost its deadline.
     """
 
     instances: Sequence[tuple[str, Generate]]
@@ -61,6 +63,7 @@ class RolloutClient:
     temperature: float
     deadline_s: float = 120.0
     pause_s: float = 0.2
+    members: Members | None = None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -83,7 +86,8 @@ class RolloutClient:
     def _ask(self, first: int, prompt: Prompt, seeds: list[int], version: int) -> Responses:
         deadline = self.clock() + self.deadline_s
         for turn in count(first):
-            name, generate = self.instances[turn % len(self.instances)]
+            able = self._able()
+            name, generate = able[turn % len(able)]
             try:
                 answer = generate(
                     prompts=[list(prompt.ids)],
@@ -94,11 +98,15 @@ class RolloutClient:
             except Unreachable as err:
                 if self.clock() >= deadline:
                     raise Unreachable(f"no instance answered in {self.deadline_s:g} s: {err}") from err
-                if (turn - first + 1) % len(self.instances) == 0:
+                if (turn - first + 1) % len(able) == 0:
                     self.sleep(self.pause_s)
                 continue
             return _checked(name, answer, version)
         raise AssertionError("unreachable: count() does not end")
+
+    def _able(self) -> Sequence[tuple[str, Generate]]:
+        members = None if self.members is None else self.members()
+        return [pair for pair in self.instances if members is None or pair[0] in members] or self.instances
 
 
 def _checked(name: str, answer: GenerateAnswer, version: int) -> Responses:
@@ -111,11 +119,20 @@ def _checked(name: str, answer: GenerateAnswer, version: int) -> Responses:
 
 
 def over_http(
-    peers: Peers, names: Sequence[str], settings: GrpoSettings, *, patience_s: float, request_s: float = 120.0
+    peers: Peers,
+    names: Sequence[str],
+    settings: GrpoSettings,
+    *,
+    patience_s: float,
+    request_s: float = 120.0,
+    members: Members | None = None,
 ) -> RolloutClient:
     """Client of the processes called ``names``, found through ``peers``.
 
-    One that does not answer in ``request_s`` is passed over; ``patience_s`` is waited until one answers.
+    One that does not answer in ``request_s`` is passed over, and so is one that is not of ``members``;
+    ``patience_s`` is waited until one answers.
     """
     instances = [(name, RemoteRuntime(peers, name, timeout_s=request_s).generate) for name in names]
-    return RolloutClient(instances, settings.response_tokens, settings.temperature, deadline_s=patience_s)
+    return RolloutClient(
+        instances, settings.response_tokens, settings.temperature, deadline_s=patience_s, members=members
+    )

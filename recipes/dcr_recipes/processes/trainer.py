@@ -21,10 +21,11 @@ from dcr_recipes.grpo.rollout import over_http
 from dcr_recipes.grpo.settings import settings_of
 from dcr_recipes.grpo.training import GrpoTraining, assemble
 from dcr_recipes.loop import Loop, Recorder, Refitter
+from dcr_recipes.members import Members, ReadMembers
 from dcr_recipes.models.build import start_of
 from dcr_recipes.probe import LONG_PROMPT, PROMPT, Prober
 from dcr_recipes.processes.border import PARENT, Context, enter
-from dcr_recipes.processes.serving import runtime_names, site
+from dcr_recipes.processes.serving import control_of, runtime_names, site
 from dcr_recipes.runtime.answers import RuntimeStatus
 from dcr_recipes.runtime.remote import RemoteRuntime
 from dcr_recipes.trace.seconds import StageClock
@@ -86,6 +87,7 @@ def _training(context: Context) -> GrpoTraining:
         settings,
         patience_s=config.runtime.patience_s,
         request_s=config.runtime.request_deadline_s,
+        members=_members(context),
     )
     return assemble(
         start_of(context.config),
@@ -107,7 +109,8 @@ def _refitter(context: Context, training: GrpoTraining, runtimes: "Mapping[str, 
         trackers=context.folder.trackers / f"rank-{context.index}",
     )
     serving = {name: _Serving(context, runtime) for name, runtime in runtimes.items() if context.index == 0}
-    return DeltaRefitter(refit, context.config.resume or context.incarnation > 1, serving, patience_s)
+    resume = context.config.resume or context.incarnation > 1
+    return DeltaRefitter(refit, resume, serving, patience_s, members=_members(context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,9 @@ class _Serving:
 def _recorder(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Recorder:
     runtime = context.config.runtime
     prompt = LONG_PROMPT if runtime.name == "vllm" else PROMPT
-    prober = Prober(runtimes, prompt, runtime.patience_s) if runtime.probe else None
+    prober = None
+    if runtime.probe:
+        prober = Prober(runtimes, prompt, runtime.patience_s, members=_members(context))
     return Recorder(context.folder, _verifier(context, runtimes), _details(context), prober)
 
 
@@ -146,7 +151,17 @@ def _verifier(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Veri
         deadline_s=context.config.runtime.patience_s,
         share=sampled,
         seed=context.config.seed,
+        members=_members(context),
     )
+
+
+def _members(context: Context) -> Members | None:
+    """Whom to count on; None: everyone, as dense refits do."""
+    config = context.config
+    if config.refit == "dense":
+        return None
+    plane, run = control_of(context.folder, config).plane(), context.run
+    return ReadMembers(lambda: plane.read(run), runtime_names(config))
 
 
 def _details(context: Context) -> StepDetails:
