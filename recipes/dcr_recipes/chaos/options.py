@@ -50,6 +50,9 @@ def run_words(options: Options) -> list[str]:
         "commit.construct_deadline_s=30",
         "commit.finish_deadline_s=30",
         "commit.max_attempts=1000",
+        "commit.lease_s=3",
+        "commit.lease_skew_s=0.5",
+        "commit.evict_after_s=4",
         "faults.max_restarts=1000000",
         f"faults.cut_connections_s={_CUT_S}",
     ]
