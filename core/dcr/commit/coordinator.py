@@ -112,6 +112,7 @@ def attempt_once(context: Context, request: Request, *, dense: bool = False) -> 
     behind = lagging(context.owners, reports, state.record)
     if behind:
         yield from fold_in(context, behind, state.record)
+    check_quorum(state.members, context.config)
     candidate = candidate_of(request.step, reports)
     inner = prepare_attempt(context, candidate, request.parent_version)
     prepared, active = yield from marked(["prepare"], f"step {request.step}", inner)

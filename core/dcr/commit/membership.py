@@ -15,7 +15,7 @@ from dcr.commit.effects import Pause, Script
 from dcr.commit.register import change, read_any
 from dcr.commit.transitions import check_epoch, join, leave
 from dcr.config import CommitConfig
-from dcr.errors import AttemptFailed, ConfigError, Conflict, RefitError
+from dcr.errors import AttemptFailed, ConfigError, Conflict, OutcomeUnknown, RefitError, StoreError
 from dcr.model import AttemptId, CommitRecord, ControlState, LeaseGrant
 
 logger = logging.getLogger(__name__)
@@ -111,11 +111,20 @@ def leave_run(context: Context, receiver: str) -> Script[ControlState]:
 
 
 def look_after(context: Context, err: RefitError) -> Script[None]:
-    """An attempt failed with ``err``: evict the members that have not answered for too long."""
-    state = yield from read_any()
-    failing = context.book.note(state.members, silent_in(err))
-    for name in to_evict(state.members, failing, context.clock(), context.config):
-        yield from evict(context, name)
+    """An attempt failed with ``err``: evict the members that have not answered for too long.
+
+    One that could not be evicted is granted nothing, and evicted after the next attempt that it fails.
+
+    Raises:
+        Conflict: another coordinator took over.
+    """
+    try:
+        state = yield from read_any()
+        failing = context.book.note(state.members, silent_in(err))
+        for name in to_evict(state.members, failing, context.clock(), context.config):
+            yield from evict(context, name)
+    except (StoreError, OutcomeUnknown) as unable:
+        logger.warning("nobody could be evicted: %s", unable)
 
 
 def evict(context: Context, receiver: str) -> Script[None]:

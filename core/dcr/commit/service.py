@@ -22,6 +22,7 @@ from dcr.model import (
     new_nonce,
 )
 
+_LOOK_AGAIN_S = 0.2
 _NOT_OPENED = "this coordinator has not opened the run; call open_run first"
 
 
@@ -61,6 +62,7 @@ class CoordinatorService:
 
         ``requester`` is the incarnation of trainer rank 0, so that its successor need not wait.
         """
+        self._await_members()
         with self._lock:
             script = transition(self._opened(), Request(step, parent_version, requester))
             outcome = self._driver.execute(script)
@@ -68,6 +70,15 @@ class CoordinatorService:
                 Manifest, self._driver.archive.get_object("manifest", outcome.record.manifest)
             )
         return TransitionReport(outcome.record, manifest, outcome.acks, outcome.num_attempts)
+
+    def _await_members(self) -> None:
+        """Let receivers join that are just being started: once a transition has begun they have to wait."""
+        self._opened()
+        config = self._config
+        for _ in range(int(config.collect_deadline_s / _LOOK_AGAIN_S)):
+            if len(self._driver.plane.read(self._driver.run).members) >= config.min_receivers:
+                return
+            self._driver.pause(_LOOK_AGAIN_S)
 
     def admit(self, receiver: str) -> ReceiverReport:
         """Let a restarted ``receiver`` restore the committed version and serve; see ``lifecycle.admit``.
