@@ -57,7 +57,8 @@ class Candidate:
         self._clock = clock
         self._term: Term | None = None
         self._led_at = 0.0
-        self._leader = ""
+        self._leader = ""  # another one
+        self._told_leader = ""
         self._trouble = ""
         self._fault: RefitError | None = None
 
@@ -85,6 +86,9 @@ class Candidate:
             self._stand_down(term, "another coordinator has claimed the run")
         elif leads:
             self._begin() if term is None else self._be_found()
+        if self._leader != self._told_leader and self._leader:
+            self._tell(f"{self._name} stands by; {self._leader} leads")
+        self._told_leader = self._leader
 
     def close(self) -> None:
         """Stand down and let another one follow at once."""
@@ -108,8 +112,6 @@ class Candidate:
         self._trouble = ""
         if leads:
             self._led_at = now
-        elif leader and leader != self._leader:
-            self._tell(f"{self._name} stands by; {leader} leads")
         self._leader = leader
         return leads
 
