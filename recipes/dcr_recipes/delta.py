@@ -71,7 +71,7 @@ class DeltaRefitter:
 
     def sync(self, step: int, parent: int) -> Figures:
         """Publish the changed bits."""
-        return _figures(self.refit.sync(step))
+        return self._figures(self.refit.sync(step))
 
     def audit(self) -> Audit:
         """The table that the record names; the same on every rank."""
@@ -79,7 +79,15 @@ class DeltaRefitter:
 
     def last(self) -> Figures:
         """Figures of the committed version, from the archive."""
-        return _figures(self.refit.last())
+        return self._figures(self.refit.last())
+
+    def _figures(self, report: SyncReport) -> Figures:
+        """v0 has no required receivers: whoever is to serve it restores it."""
+        required = report.required if report.record.version else tuple(self.instances)
+        left_out = tuple(name for name in self.instances if name not in required)
+        if left_out:
+            logger.warning("version %d is without %s", report.record.version, ", ".join(left_out))
+        return _figures(report, left_out)
 
 
 def bring_to(name: str, instance: Serving, version: int, *, patience_s: float, starts: bool = False) -> None:
@@ -117,7 +125,7 @@ def _admitted(name: str, instance: Serving, version: int) -> str:
     return "it is admitted, but has no lease yet"
 
 
-def _figures(report: SyncReport) -> Figures:
+def _figures(report: SyncReport, left_out: tuple[str, ...]) -> Figures:
     return Figures(
         version=report.record.version,
         num_changed=report.num_changed,
@@ -127,4 +135,5 @@ def _figures(report: SyncReport) -> Figures:
         seconds=report.seconds,
         num_attempts=report.num_attempts,
         manifest=report.record.manifest,
+        left_out=left_out,
     )

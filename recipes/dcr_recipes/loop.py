@@ -39,7 +39,8 @@ class Position:
 class Figures:
     """One refit. ``seconds`` and ``num_attempts`` are None if a crash kept them from being reported.
 
-    ``manifest`` names the list of its payloads in the archive; empty for a dense refit.
+    ``manifest`` names the list of its payloads in the archive; empty for a dense refit. ``left_out`` are
+    the instances that it was committed without (P11).
     """
 
     version: int
@@ -50,6 +51,7 @@ class Figures:
     seconds: float | None
     num_attempts: int | None
     manifest: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class Recorder:
             IntegrityError: instances answer differently, or from stale state.
         """
         row = step_row(metrics, figures)
+        if figures.left_out:
+            row["refit/left_out"] = ", ".join(figures.left_out)
         if self.details is not None:
             timed = figures.seconds is not None
             row |= self.details.columns(metrics.step, figures.manifest, timed=timed)

@@ -41,7 +41,7 @@ class SyncReport:
     """Figures of one committed transition, equal on every rank but for ``seconds`` and ``num_attempts``.
 
     ``num_changed`` of ``num_elements`` unique source elements changed; ``dense_bytes`` is what a
-    dense refit would have moved. ``num_attempts`` is None where it is not known: on ranks other
+    dense refit would have moved. ``required`` are the receivers that took part (P11). ``num_attempts`` is None where it is not known: on ranks other
     than 0, and after a crash of the coordinator.
     """
 
@@ -51,6 +51,7 @@ class SyncReport:
     num_payloads: int
     payload_bytes: int
     dense_bytes: int
+    required: tuple[str, ...] = ()
     seconds: float | None = None
     num_attempts: int | None = None
 
@@ -239,7 +240,7 @@ class Refit:
     def _patience_s(self) -> float:
         commit = self._config.commit
         one = commit.fence_deadline_s + commit.restore_deadline_s + commit.construct_deadline_s
-        return commit.collect_deadline_s + commit.max_attempts * (one + commit.finish_deadline_s)
+        return commit.collect_deadline_s + (commit.max_attempts + 1) * (one + commit.finish_deadline_s)
 
     def _opened(self) -> OwnerAgent:
         if self._agent is None:
@@ -256,6 +257,7 @@ class Refit:
             num_payloads=len(manifest.payloads),
             payload_bytes=sum(ref.num_bytes for ref in manifest.payloads),
             dense_bytes=self._catalogue.num_bytes,
+            required=manifest.required,
             seconds=seconds,
             num_attempts=attempts,
         )
