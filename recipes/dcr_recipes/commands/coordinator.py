@@ -116,7 +116,7 @@ def _of_arguments(args: argparse.Namespace) -> "Post":
     from dcr.refit import Post, Site, parse_control
     from dcr.transport.directory import DirectoryStore
 
-    missing = [f"--{key}" for key in _EXPLICIT if not getattr(args, key)]
+    missing = [f"--{key}" for key in _EXPLICIT if getattr(args, key) in (None, "")]
     if missing:
         raise ConfigError(f"name a RUN_DIR, or give {', '.join(missing)} as well")
     if not _RUN_ID.fullmatch(args.run):
