@@ -33,7 +33,10 @@ class StoredRun:
     def commit(self) -> None:
         """Make the history's last record the committed one."""
         plane, record = SqliteControlPlane(self.folder.control), self.history.records[-1]
-        state = ControlState(record.run, record.version, "w", 1, record.attempt.number, record)
+        state = ControlState(
+            record.run, record.version, "w", 1, record.attempt.number, record,
+            members=("runtime-0", "runtime-1"),
+        )  # fmt: skip
         if record.version == 0:
             plane.create(state)
         else:

@@ -41,8 +41,8 @@ class SyncReport:
     """Figures of one committed transition, equal on every rank but for ``seconds`` and ``num_attempts``.
 
     ``num_changed`` of ``num_elements`` unique source elements changed; ``dense_bytes`` is what a
-    dense refit would have moved. ``required`` are the receivers that took part (P11). ``num_attempts`` is None where it is not known: on ranks other
-    than 0, and after a crash of the coordinator.
+    dense refit would have moved. ``required`` are the receivers that took part (P11). ``num_attempts`` is
+    None where it is not known: on ranks other than 0, and after a crash of the coordinator.
     """
 
     record: CommitRecord

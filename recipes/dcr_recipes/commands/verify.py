@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 def check_receivers(opened: "OpenedRun") -> list[Finding] | None:
     """Findings of every receiver of the run; None if none of them is alive.
 
-    While one is alive the others must be too: the run requires all of them.
+    While one is alive the other members must be too: the run requires them. What is no member serves nothing.
     """
     from dcr.commit.remote import HttpCaller
     from dcr_recipes.commands.receivers import Auditor
@@ -73,12 +73,14 @@ def check_receivers(opened: "OpenedRun") -> list[Finding] | None:
     caller = HttpCaller(opened.site.peers)
     try:
         auditor = Auditor(opened.site, opened.plane, caller)
-        answers = {name: auditor.check(name) for name in runtime_names(opened.config)}
+        members = opened.state().members
+        answers = {name: auditor.check(name) for name in members}
     finally:
         caller.close()
     if not any(answers.values()):
         return None
-    findings = []
+    left_out = [name for name in runtime_names(opened.config) if name not in members]
+    findings = [unchecked(name, "left out of the run: it serves nothing until it joins") for name in left_out]
     for name, answer in answers.items():
         findings += [failed(name, "does not answer, while others do")] if answer is None else answer
     return findings
