@@ -1,0 +1,95 @@
+"""Import the Bridge where what it needs of a CUDA machine is missing: to plan, to convert, to test."""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import typing_extensions
+from typing_extensions import override
+
+from dcr.errors import ConfigError
+
+KERNELS = ("transformer_engine", "mamba_ssm", "causal_conv1d")
+"""Packages of CUDA kernels that the Bridge and its layers import but do not run to describe weights."""
+
+
+def import_bridge() -> Any:
+    """The ``megatron.bridge`` package, with placeholders for kernels that are not installed.
+
+    Raises:
+        ConfigError: megatron-core or Megatron-Bridge are not installed; says how to install them.
+    """
+    if not hasattr(typing, "override"):  # megatron.training 0.19 takes it from there, Python 3.11 has none
+        typing.override = typing_extensions.override  # type: ignore[attr-defined,unused-ignore]
+    try:
+        import megatron.core  # before the placeholders, so that it sees that the kernels are missing
+
+        _stand_in(name for name in KERNELS if importlib.util.find_spec(name) is None)
+        import megatron.bridge
+    except ModuleNotFoundError as err:
+        raise ConfigError(
+            f"{err}: Megatron-Bridge is missing; 'make setup-megatron' installs it in .venv-megatron"
+        ) from None
+    return megatron.bridge
+
+
+class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules of absent packages; every attribute of theirs is an empty class."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    @override
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in self._names:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    @override
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = _Module(spec.name)
+        module.__path__ = []
+        module.__dict__["__version__"] = "0.0.0"
+        return module
+
+    @override
+    def exec_module(self, module: types.ModuleType) -> None:
+        del module
+
+
+class _Module(types.ModuleType):
+    @override
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = _Absent(name, (), {})
+        setattr(self, name, made)
+        return made
+
+
+class _Absent(type):
+    """An attribute of an absent package: a class whose attributes are such classes again."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(name, (), {})
+
+    @override
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
+        """Used as a decorator it gives back what it decorates."""
+        del kwargs
+        return args[0] if len(args) == 1 and callable(args[0]) else super().__call__()
+
+
+def _stand_in(names: typing.Iterable[str]) -> None:
+    absent = frozenset(names)
+    if absent and not any(isinstance(finder, _Placeholders) for finder in sys.meta_path):
+        sys.meta_path.append(_Placeholders(absent))

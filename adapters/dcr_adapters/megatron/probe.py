@@ -1,0 +1,168 @@
+"""Maps of mapping classes without a closed form: tokens are pushed through the Bridge's own code.
+
+Every local element becomes a random token that names its tensor-parallel rank as well. A canonical
+tensor that consists of tokens only is a selection of source elements; anything else (scaled, added,
+quantized) is not, and is told apart because it is no token. Communication is replaced: what another
+rank would send is computed, since its tokens differ by a constant.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dcr.indexmap import Indices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+MOST_ELEMENTS = 1 << 26
+_SHIFT = 48  # a token's rank stands above its 48 random bits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """A canonical tensor that selects source elements: local flat index [N] -> canonical, -1 where unused."""
+
+    name: str
+    shape: tuple[int, ...]
+    table: Indices
+    split: bool
+
+
+def localize(mapping: Any, size: int, rank: int) -> Any:
+    """A copy of the mapping object that stands on ``rank`` of ``size`` and communicates with nobody."""
+    from megatron.bridge.models.conversion.param_mapping import MegatronParamMapping
+
+    own: type[Any] = type(mapping)
+    local: Any = _local_class(own)  # type: ignore[arg-type]
+    clone = local.__new__(local)
+    vars(clone).update(vars(mapping))
+    clone._dcr_size, clone._dcr_rank = size, rank
+    for name, value in list(vars(clone).items()):
+        if isinstance(value, MegatronParamMapping):
+            setattr(clone, name, localize(value, size, rank))
+    return clone
+
+
+def select(
+    mapping: Any,
+    module: object,
+    shape: tuple[int, ...],
+    modify: "Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None" = None,
+) -> tuple[Selection, ...] | str:
+    """What a localized mapping makes of a local parameter of ``shape``, or why it is no selection.
+
+    ``modify`` is applied to the converted tensors. Memory: about 60 bytes an element of the whole tensor.
+    """
+    import torch
+
+    size, rank = mapping._dcr_size, mapping._dcr_rank
+    count = int(np.prod(shape, dtype=np.int64))
+    if count * size > MOST_ELEMENTS:
+        return f"{count * size} elements are too many to trace through an unknown mapping class"
+    draws = np.unique(np.random.default_rng(count).integers(0, 1 << _SHIFT, count * 2 + 8, dtype=np.int64))
+    tokens = np.random.default_rng(1).permutation(draws)[:count]
+    local = torch.from_numpy(tokens + (np.int64(rank) << _SHIFT)).reshape(shape)
+    try:
+        converted = dict(mapping.megatron_to_hf(local, module))
+        converted = dict(modify(converted)) if modify else converted
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, AssertionError) as err:
+        return f"its conversion fails on traced values: {err}"
+    order = np.argsort(tokens)
+    found = []
+    for name, tensor in converted.items():
+        selection = _read(name, tensor, (tokens, order), size, rank)
+        if isinstance(selection, str):
+            return selection
+        if selection is not None:
+            found.append(selection)
+    return tuple(found)
+
+
+def _read(
+    name: str, tensor: "torch.Tensor", drawn: tuple[Indices, Indices], size: int, rank: int
+) -> Selection | str | None:
+    """Where each local token is in a converted tensor; None if the tensor holds no token at all."""
+    tokens, order = drawn
+    if tensor.is_floating_point():
+        return None if _is_constant(tensor) else f"{name!r} is computed in floating point"
+    flat = tensor.reshape(-1).numpy().astype(np.int64)
+    ranks, low = flat >> _SHIFT, flat & ((1 << _SHIFT) - 1)
+    at = np.minimum(np.searchsorted(tokens[order], low), max(tokens.size - 1, 0))
+    known = (tokens[order][at] == low) & (ranks >= 0) & (ranks < size) if tokens.size else flat < 0
+    if not known.all():
+        return f"{name!r} holds values that no single source element has"
+    mine = np.flatnonzero(ranks == rank)
+    source = order[at[mine]]
+    if np.unique(source).size != source.size:
+        return f"one source element feeds several of {name!r}"
+    table = np.full(tokens.size, -1, dtype=np.int64)
+    table[source] = mine
+    return Selection(name, tuple(tensor.shape), table, split=bool((ranks != rank).any()))
+
+
+def _is_constant(tensor: "torch.Tensor") -> bool:
+    """Whether a converted tensor cannot come from the (integer) tokens: it was put there as it is."""
+    return bool(tensor.numel() == 0 or float(tensor.abs().max()) < float(1 << 20))
+
+
+@lru_cache(maxsize=64)
+def _local_class(cls: type[Any]) -> type[Any]:
+    return type(f"Local{cls.__name__}", (_Local, cls), {})
+
+
+class _Local:
+    """Methods of a mapping object that stands alone; mixed in before its class."""
+
+    _dcr_size: int
+    _dcr_rank: int
+
+    @property
+    def tp_size(self) -> int:
+        return self._dcr_size
+
+    @property
+    def tp_rank(self) -> int:
+        return self._dcr_rank
+
+    @property
+    def pp_size(self) -> int:
+        return 1
+
+    @property
+    def pp_rank(self) -> int:
+        return 0
+
+    @property
+    def ep_size(self) -> int:
+        return 1
+
+    @property
+    def ep_rank(self) -> int:
+        return 0
+
+    def gather_from_tp_ranks(self, tensor: "torch.Tensor") -> "list[torch.Tensor]":
+        return [tensor + ((rank - self._dcr_rank) << _SHIFT) for rank in range(self._dcr_size)]
+
+    def gather_from_ep_ranks(self, tensor: "torch.Tensor", module: object, name: object) -> dict[str, Any]:
+        del module
+        return {str(name): tensor}
+
+    def broadcast_from_pp_rank(self, tensor: "torch.Tensor", cache_key: object = None) -> "torch.Tensor":
+        del cache_key
+        return tensor
+
+    def broadcast_obj_from_pp_rank(self, value: object, cache_key: object = None) -> object:
+        del cache_key
+        return value
+
+    def maybe_dequantize(self, tensor: "torch.Tensor") -> "torch.Tensor":
+        return tensor
+
+    def _get_or_create_mapping(self, kind: str) -> Any:
+        made = super()._get_or_create_mapping(kind)  # type: ignore[misc]
+        return localize(made, self._dcr_size, self._dcr_rank)
