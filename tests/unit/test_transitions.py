@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from dcr.commit.transitions import abandon, commit, mark_opened, new_run, prepare, take_over
+from dcr.commit.transitions import (
+    abandon,
+    commit,
+    join,
+    latest_attempt,
+    leave,
+    mark_opened,
+    new_run,
+    prepare,
+    roll_back,
+    take_over,
+)
 from dcr.errors import Conflict
 from dcr.model import GENESIS, ActiveAttempt, AttemptId, CandidateId, CommitRecord, ControlState
 
@@ -117,3 +128,78 @@ def test_commit_needs_a_record_that_follows(change: dict[str, object]) -> None:
     record = replace(following(state, attempt), **change)  # type: ignore[arg-type]
     with pytest.raises(Conflict, match="does not follow"):
         commit(state, record)
+
+
+def test_a_chain_of_attempts_begins_anew_with_another_candidate_commit_or_abandonment() -> None:
+    state, first = prepared(start())
+    assert first.since == first.attempt.number == 1
+    state, again = opened(take_over(state, "t"))
+    assert state.active is not None
+    assert (state.active.since, again.number) == (1, 2)
+    _, other = prepared(state, B)
+    assert (other.since, other.opened) == (3, False)
+    back, _ = prepared(state, B)
+    assert prepared(back, A)[1].since == 4, "whoever joined under B need not be clean of A"
+    for ended in (commit(state, following(state, again)), abandon(state, again, nonce="a")):
+        assert prepared(ended)[1].since == 3
+
+
+def test_members_are_a_sorted_set_that_joins_and_leaves_change() -> None:
+    state = new_run(RECORD, ["b", "a", "b"])
+    assert state.members == ("a", "b")
+    one = join(state, "aa", RECORD, epoch=1, nonce="j")
+    assert (one.members, one.revision, one.writer) == (("a", "aa", "b"), 1, "j")
+    two = leave(one, "a", epoch=1, nonce="l")
+    assert (two.members, two.revision, two.writer) == (("aa", "b"), 2, "l")
+    assert join(two, "b", RECORD, epoch=1, nonce="j") is two
+    assert leave(two, "c", epoch=1, nonce="l") is two
+
+
+def test_every_other_step_keeps_the_members() -> None:
+    state, attempt = opened(new_run(RECORD, ["a"]))
+    for after in (
+        take_over(state, "t"),
+        commit(state, following(state, attempt)),
+        abandon(state, attempt, nonce="a"),
+        roll_back(state, epoch=1, nonce="r"),
+    ):
+        assert after.members == ("a",)
+
+
+def test_a_change_of_members_makes_a_prepared_commit_fail_and_keeps_the_attempt() -> None:
+    """Its value is no longer the one that the commit expects; a retry goes on under the same chain."""
+    state, attempt = opened(new_run(RECORD, ["a", "b"]))
+    for changed in (
+        leave(state, "b", epoch=1, nonce="l"),
+        join(state, "c", RECORD, epoch=1, nonce="j"),
+    ):
+        assert changed != state
+        assert changed.active == state.active
+        again, active = prepared(changed)
+        assert (active.opened, active.since, again.members) == (True, attempt.number, changed.members)
+
+
+def test_who_joins_has_proven_what_is_committed() -> None:
+    state, attempt = opened(new_run(RECORD, ["a"]))
+    moved = commit(state, following(state, attempt))
+    with pytest.raises(Conflict, match="b proved version 0, but 1 is committed"):
+        join(moved, "b", RECORD, epoch=1, nonce="j")
+
+
+def test_a_replaced_coordinator_changes_no_members_and_rolls_nothing_back() -> None:
+    state = take_over(new_run(RECORD, ["a"]), "t")
+    with pytest.raises(Conflict, match="stand down"):
+        join(state, "b", RECORD, epoch=1, nonce="n")
+    with pytest.raises(Conflict, match="stand down"):
+        leave(state, "a", epoch=1, nonce="n")
+    with pytest.raises(Conflict, match="stand down"):
+        roll_back(state, epoch=1, nonce="n")
+
+
+def test_a_rollback_replaces_every_attempt_and_names_a_number_of_its_own() -> None:
+    state, attempt = opened(start())
+    back = roll_back(state, epoch=1, nonce="r")
+    assert (back.active, back.record, latest_attempt(back)) == (None, RECORD, AttemptId(2, 1))
+    assert latest_attempt(back) > attempt
+    assert latest_attempt(start()) == GENESIS
+    assert latest_attempt(state) == attempt
