@@ -1,8 +1,10 @@
 """Which control plane a run has, by name: in configurations, on command lines, in run folders."""
 
+import contextlib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from dcr.commit.leadership.etcd import EtcdLeadership
 from dcr.commit.leadership.sqlite import SqliteLeadership
 from dcr.errors import ConfigError, StoreError
 from dcr.refit import ControlSpec, parse_control
-from dcr.testing.control_plane_suite import RUN, first_state
+from dcr.testing.control_plane_suite import RUN
 from dcr.testing.etcd import free_ports
 from dcr.transport.peers import Peers
 from dcr_recipes.cli import main
@@ -169,31 +171,34 @@ def test_a_control_plane_that_is_none_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_coordinators_of_ones_own_loop_hand_over(tmp_path: Path) -> None:
     """Two processes of the command; SIGTERM of the active one lets the other follow at once."""
-    SqliteControlPlane(tmp_path / "control").create(first_state())
-    given = {**_GIVEN, "lease": "30", "receivers": "east-0"}
-    words = [word for key, value in given.items() for word in (f"--{key}", value)]
+    words = [word for key, value in {**_GIVEN, "lease": "600"}.items() for word in (f"--{key}", value)]
+    peers = Peers(tmp_path / "endpoints")
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(_started("a", words, tmp_path))
+        assert _line(first) == "a is the active coordinator\n"
+        second = stack.enter_context(_started("b", words, tmp_path))
+        assert _line(second) == "b stands by; a leads\n"
+        first.send_signal(signal.SIGTERM)
+        assert _line(first) == "a stands down: it ends\n"
+        assert first.wait(30) == 0
+        assert _line(second) == "b is the active coordinator\n"
+        while peers.find("coordinator") is None:
+            pass
+        second.send_signal(signal.SIGINT)
+        assert second.wait(30) == 0
+        assert peers.find("coordinator") is None
 
-    def start(name: str) -> "subprocess.Popen[str]":
-        argv = [sys.executable, "-u", "-m", "dcr_recipes.cli", "coordinator", *words, "--name", name]
-        return subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
 
-    first = start("a")
-    try:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "a is the active coordinator\n"
-        with start("b") as second:
-            assert second.stdout is not None
-            assert second.stdout.readline() == "b stands by; a leads\n"
-            before = Peers(tmp_path / "endpoints").find("coordinator")
-            first.send_signal(signal.SIGTERM)
-            assert first.stdout.readline() == "a stands down: it ends\n"
-            assert first.wait(30) == 0
-            assert second.stdout.readline() == "b is the active coordinator\n"
-            second.send_signal(signal.SIGINT)
-            assert second.wait(30) == 0
-            assert before is not None
-    finally:
-        first.kill()
-        first.wait()
-        if first.stdout is not None:
-            first.stdout.close()
+@contextlib.contextmanager
+def _started(name: str, words: list[str], folder: Path) -> Iterator["subprocess.Popen[str]"]:
+    argv = [sys.executable, "-u", "-m", "dcr_recipes.cli", "coordinator", *words, "--name", name]
+    with subprocess.Popen(argv, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()

@@ -69,10 +69,12 @@ class Candidate:
             RefitError: taking the run over met what no retry repairs.
         """
         pause_s = min(self._seat.lease_s / LOOKS_PER_LEASE, LONGEST_PAUSE_S)
-        while not stop.is_set():
-            self.step()
-            stop.wait(pause_s)
-        self.close()
+        try:
+            while not stop.is_set():
+                self.step()
+                stop.wait(pause_s)
+        finally:
+            self.close()
 
     def step(self) -> None:
         """Look once whether this candidate leads, and change its role accordingly; raises as ``run``."""
