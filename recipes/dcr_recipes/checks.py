@@ -22,6 +22,7 @@ def check_together(config: RunConfig) -> None:
         )
     if config.faults.kill_runtime_every and config.refit != "dcr":
         raise ConfigError("faults.kill_runtime_every: kills while a delta is applied, so it needs refit=dcr")
+    _check_absences(config)
     if config.recipe.prompts % config.trainer.ranks:
         ranks, prompts = config.trainer.ranks, config.recipe.prompts
         raise ConfigError(f"recipe.prompts: must be a multiple of trainer.ranks = {ranks}, got {prompts}")
@@ -30,6 +31,20 @@ def check_together(config: RunConfig) -> None:
     if config.commit.name != "etcd" and config.commit.endpoints:
         raise ConfigError(f"commit.endpoints: commit={config.commit.name} has none; use commit=etcd")
     _check_runtime(config)
+
+
+def _check_absences(config: RunConfig) -> None:
+    faults = config.faults
+    if not faults.restart_after_steps:
+        return
+    if not faults.kill_runtime_every:
+        raise ConfigError("faults.restart_after_steps: nobody is killed; set faults.kill_runtime_every")
+    needed = faults.restart_after_steps // faults.kill_runtime_every + 2
+    if config.runtime.instances < needed:
+        raise ConfigError(
+            f"faults.restart_after_steps: {needed - 1} runtimes would be away at a time, one must be left, so"
+            f" runtime.instances must be at least {needed}, got {config.runtime.instances}"
+        )
 
 
 def _check_runtime(config: RunConfig) -> None:

@@ -1,6 +1,13 @@
-"""``faults.kill_runtime_every``: a runtime dies in the midst of every n-th refit; the seed says which."""
+"""``faults.kill_runtime_every``: a runtime dies in the midst of every n-th refit; the seed says which.
 
-from collections.abc import Iterator
+With ``faults.restart_after_steps`` it then stays away for that many steps, as in the paper's experiment with
+killed receivers (section 8.1): its new process waits before it does anything. The run goes on without it
+once it is evicted, so ``commit.evict_after_s`` should be short.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +38,36 @@ class Victim:
 
 
 def victims(config: RunConfig) -> Iterator[Victim]:
-    """One per n-th version, in order, up to the run's last step."""
-    every = config.faults.kill_runtime_every
+    """One per n-th version, in order, up to the run's last step; never one that is away or comes back."""
+    every, away_for = config.faults.kill_runtime_every, config.faults.restart_after_steps
+    last: deque[tuple[int, int]] = deque()
     for version in range(every, config.steps + 1, every) if every else ():
-        chosen = derived_seed(config.seed, "kill", version, "runtime") % config.runtime.instances
+        while last and last[0][0] + away_for < version:
+            last.popleft()
+        away = {chosen for _, chosen in last} if away_for else set()
+        there = [i for i in range(config.runtime.instances) if i not in away]
+        chosen = there[derived_seed(config.seed, "kill", version, "runtime") % len(there)]
         num_items = 1 + derived_seed(config.seed, "kill", version, "items") % _MOST_ITEMS
+        last.append((version, chosen))
         yield Victim(version, f"runtime-{chosen}", num_items)
+
+
+def stay_away(
+    config: RunConfig, process: str, marks: Path, *, steps_done: Callable[[], int], pause_s: float = 0.1
+) -> None:
+    """Return at once, or, in a process of one that was killed, when its steps have passed.
+
+    ``steps_done`` tells the run's last complete step. One killed in step s is back in step
+    s + ``faults.restart_after_steps``.
+    """
+    fired = [
+        victim for victim in victims(config) if victim.name == process and (marks / victim.mark).exists()
+    ]
+    if not fired or not config.faults.restart_after_steps:
+        return
+    back = fired[-1].version + config.faults.restart_after_steps - 1
+    while steps_done() < back:
+        time.sleep(pause_s)
 
 
 def scheduled_killer(config: RunConfig, process: str, marks: Path) -> Listener:

@@ -19,6 +19,7 @@ from dcr.transport.directory import DirectoryStore
 from dcr_recipes.faults import parse_kill
 from dcr_recipes.launch.starting import SWITCH
 from dcr_recipes.layout import RunFolder
+from dcr_recipes.summary import MetricsLog
 
 Point = dict[str, Any]
 """One line of a process's journal: ``point``, ``incarnation`` and the point's own fields."""
@@ -60,6 +61,11 @@ class Finished:
         """``summary.json``."""
         read: dict[str, Any] = json.loads(self.folder.summary.read_text())
         return read
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """``metrics.jsonl``."""
+        return MetricsLog(self.folder.metrics).rows()
 
     @property
     def outcome(self) -> tuple[object, ...]:

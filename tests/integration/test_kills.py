@@ -26,9 +26,11 @@ from tests.integration.kill_traces import (
 )
 
 from dcr.model import CommitRecord, Encoding, from_json, to_json
+from dcr_recipes.compose import load
 from dcr_recipes.grpo.checkpoint import CheckpointMeta
 from dcr_recipes.grpo.shard_state import state_digest
 from dcr_recipes.layout import RunFolder
+from dcr_recipes.scheduled_kills import victims
 
 if TYPE_CHECKING:
     import subprocess
@@ -68,6 +70,14 @@ KILLS = {
 TOGETHER = ("coordinator:coordinator.commit.after:2:1", "owner-1:owner.fold_in.task.before:21:1")
 """Both in the transition to version 2: the trainer dies right after a commit that nobody remembers."""
 RESUMED = ("runtime-0:receiver.restore.before:1:1", "runtime-1:receiver.item.copy:3:1")
+ABSENCES = (
+    "runtime.instances=3",
+    "faults.kill_runtime_every=3",
+    "faults.restart_after_steps=3",
+    "commit.lease_s=1",
+    "commit.evict_after_s=1",
+)
+"""The experiment of the paper's section 8.1 with killed receivers, in small."""
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +89,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], F
     folder = tmp_path_factory.mktemp("runs")
     with ThreadPoolExecutor(2) as pool:
         begun: dict[str, Future[Finished]] = {}
-        for name in ("calm", "trainer", "runtimes", "coordinator", "dense"):
+        for name in ("calm", "trainer", "runtimes", "coordinator", "dense", "absences"):
             words = [f"steps={STEPS}", f"refit={'dense' if name == 'dense' else 'dcr'}"]
+            words += ABSENCES if name == "absences" else []
             kills, warm = KILLS.get(name, ()), name != "calm"
             begun[name] = pool.submit(run, folder / name, *words, kills=kills, warm=warm)
         yield lambda name: begun[name].result()
@@ -103,6 +114,23 @@ def test_kills_change_no_token_reward_or_weight(
     assert done.outcome == calm.outcome
     assert (done.summary["differing_bits"], done.summary["final_version"]) == (0, STEPS)
     assert processes_of(done.folder.root) == []
+
+
+def test_runtimes_that_are_killed_and_stay_away_change_nothing(runs: Callable[[str], Finished]) -> None:
+    """Against dense refits: tokens, rewards, KL, final weights; the others go on, and each comes back."""
+    done, dense = runs("absences"), runs("dense")
+    assert done.outcome == dense.outcome
+    columns = ("reward/mean", "train/gen_kl_error", "train/loss", "rollout/token_digest")
+    rows = [[[row[name] for name in columns] for row in run.rows] for run in (done, dense)]
+    assert rows[0] == rows[1]
+    first, second = victims(load(done.folder.config))
+    required = {manifest.attempt.version: set(manifest.required) for manifest in done.manifests()}
+    everyone = {"runtime-0", "runtime-1", "runtime-2"}
+    assert required[1] == required[2] == everyone
+    assert required[3] == required[4] == required[5] == everyone - {first.name}
+    assert second.name not in required[6] | required[7] | required[8]
+    assert first.name in required[8]
+    assert done.shown.count("was killed by SIGKILL") == 2
 
 
 @pytest.mark.parametrize("name", ["runtimes", "coordinator"])

@@ -15,6 +15,8 @@ from dcr_recipes.processes.border import Context, enter
 from dcr_recipes.processes.host import build
 from dcr_recipes.processes.serving import announce, site, wait_for_the_end
 from dcr_recipes.receiver_figures import TellingReceiver
+from dcr_recipes.scheduled_kills import stay_away
+from dcr_recipes.summary import MetricsLog
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.2
@@ -33,6 +35,8 @@ def main(context: Context) -> None:
 
 def _serve_deltas(context: Context, port: int) -> None:
     config, place = context.config, site(context)
+    metrics = MetricsLog(context.folder.metrics)
+    stay_away(config, context.name, context.folder.faults, steps_done=lambda: len(metrics.rows()))
     host = build(context)
     with observe.stage("process.wait"):
         record = await_record(place, config.commit, deadline_s=config.commit.collect_deadline_s)
