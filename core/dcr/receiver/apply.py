@@ -107,7 +107,8 @@ class RankApplier:
         """
         assert self._intake is not None, "prewarm comes first"
         taken = self._intake.take(payload, allow_xor=allow_xor)
-        self._require_unmoved()
+        if gone := self.map.table.storages.gone():  # begin and check look for more; this guards the memory
+            raise AttemptFailed(f"resident {gone!r} was freed or moved during the attempt")
         self._taken.append(taken)
         self._scatter(taken, cancelled)
         self._shadow(taken.items(Method.WHOLE), cancelled)

@@ -17,26 +17,26 @@ Group: TypeAlias = tuple[list[int], Callable[[], None]]
 """Positions in the payload, and what writes these items."""
 
 
+_WIDTHS = (2, 4, 1, 8)
+"""Bytes; items of one call have one width."""
+
+
 def groups(taken: Taken, placed: PlacedTensors, engine: Engine) -> Iterator[Group]:
     """All LEARNED items with entries; between groups an attempt can be stopped."""
-    rest = taken.chosen(Method.LEARNED)
+    nums = taken.columns.nums
+    rest = taken.going(Method.LEARNED) & (nums > 0)
     if engine.write is not None:
-        for plain in _plain(taken, rest):
-            yield from _compiled(taken, plain, placed, engine)
-            rest = np.setdiff1d(rest, plain, assume_unique=True)
-    for start in range(0, rest.size, engine.group):
-        group = rest[start : start + engine.group].tolist()
+        plain = rest & (taken.rows >= 0)
+        for width in _WIDTHS:
+            some = plain & (taken.widths == width)
+            if int(nums[some].sum()) >= LEAST:
+                yield from _compiled(taken, np.flatnonzero(some), placed, engine)
+                rest &= ~some
+    others = np.flatnonzero(rest).tolist()
+    for start in range(0, len(others), engine.group):
+        group = others[start : start + engine.group]
         items = [taken.payload.items[i] for i in group]
         yield group, partial(placed.scatter, items, engine)
-
-
-def _plain(taken: Taken, chosen: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
-    """Those of each width that have one row and keep the bits, where they are enough to compile for."""
-    plain = chosen[taken.rows[chosen] >= 0]
-    for width in np.unique(taken.widths[plain]):
-        some = plain[taken.widths[plain] == width]
-        if int(taken.columns.nums[some].sum()) >= LEAST:
-            yield some
 
 
 def _compiled(

@@ -129,6 +129,16 @@ class Storages:
                 return self._infos[extent[0]].name
         return None
 
+    def gone(self) -> str | None:
+        """Name of a storage of which the memory is not where it was: freed, or grown.
+
+        What is only rebound is not seen, but its old memory is kept alive here. Far cheaper than ``moved``.
+        """
+        for info, raw in zip(self._infos, self._bytes, strict=True):
+            if raw.untyped_storage().data_ptr() != info.address:
+                return info.name
+        return None
+
     def rebind(self, now: dict[str, torch.Tensor]) -> bool:
         """Put the snapshot's memory back behind tensors that were rebound; whether that succeeded."""
         for name, data in self._data.items():

@@ -47,6 +47,30 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
     return pointer(types.int64, like), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _at(typing_context: Any, address: Any, like: Any) -> Any:
+    """The element of the type of ``like`` at ``address``."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_data_type(like.dtype).as_pointer()
+        return builder.load(builder.inttoptr(args[0], kind))
+
+    return like.dtype(types.uint64, like), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def _store(typing_context: Any, address: Any, value: Any, like: Any) -> Any:
+    """Write ``value`` at ``address`` as an element of the type of ``like``: sums of small ones are large."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_data_type(like.dtype).as_pointer()
+        number = context.cast(builder, args[1], value, like.dtype)
+        builder.store(number, builder.inttoptr(args[0], kind))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, value, like), generate
+
+
 @_kept
 def _work() -> Any:
     """Offsets of a block, which of its positions they belong to; room for offsets and what lies inside."""
@@ -104,6 +128,33 @@ def _rows(positions: Any, spot: Any, work: Any) -> Any:
 
 
 @_kept
+def _aim_rows(positions: Any, spot: Any, work: Any, first: Any, width: Any) -> Any:
+    """As ``_rows``, but the address of each position, ``first`` being that of the box's first element.
+
+    What lies outside is aimed at a spare place, so that writing is a bare loop too; how many lie inside.
+    """
+    box, dims = spot
+    addresses, _, spare, _ = work
+    outer, inner = dims[box.dim], dims[box.dim + 1]
+    pitch, num_rows, row_bytes = np.int64(outer.src), _U(outer.size), _U(outer.dst) * width
+    stride, size, step_bytes = _U(inner.src), _U(inner.size), _U(inner.dst) * width
+    inverse, count, nowhere = _MORE / np.float64(pitch), _U(0), _U(spare.ctypes.data)
+    for i in range(_U(positions.size)):
+        at = np.int64(positions[i]) - np.int64(box.src)
+        row = np.int64(np.float64(at) * inverse)
+        at -= row * pitch
+        over = np.int64(at < 0)
+        row -= over
+        at += over * pitch
+        column = _U(at) if stride == 1 else _U(at) // stride
+        inside = (column < size) & (_U(row) < num_rows) & (column * stride == _U(at))
+        aim = first + _U(row) * row_bytes + column * step_bytes
+        addresses[i] = aim if inside else nowhere
+        count += _U(inside)
+    return count
+
+
+@_kept
 def _any(positions: Any, spot: Any, work: Any) -> Any:
     """The same in any box."""
     box, dims = spot
@@ -143,6 +194,19 @@ def _put(resident: Any, values: Any, offsets: Any, taken: Any, action: Any) -> N
     elif action == _ADD:
         for j in range(_U(offsets.size)):
             resident[offsets[j]] += values[_U(taken[j])]
+
+
+@_kept
+def _put_aimed(addresses: Any, values: Any, action: Any) -> None:
+    if action == _SET:
+        for i in range(_U(values.size)):
+            _store(addresses[i], values[i], values)
+    elif action == _XOR:
+        for i in range(_U(values.size)):
+            _store(addresses[i], _at(addresses[i], values) ^ values[i], values)
+    elif action == _ADD:
+        for i in range(_U(values.size)):
+            _store(addresses[i], _at(addresses[i], values) + values[i], values)
 
 
 @_kept
@@ -191,11 +255,18 @@ def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any,
             return _xor_run(run, positions, values, _U(box.src))
         return _add_run(run, positions, values, _U(box.src))
     offsets, taken, _, _ = work
+    by_rows = box.rank == 2 and box.last - box.src < _FAR
+    first = _U(resident.ctypes.data) + _U(box.dst) * _U(values.itemsize)
     total = _U(0)
     for start in range(0, positions.size, _BLOCK):
-        count = _resolve(positions[start : start + _BLOCK], spot, work)
-        _put(resident, values[start : start + _BLOCK], offsets[:count], taken, action)
-        total += count
+        block, some = positions[start : start + _BLOCK], values[start : start + _BLOCK]
+        if by_rows:
+            total += _aim_rows(block, spot, work, first, _U(values.itemsize))
+            _put_aimed(offsets, some, action)
+        else:
+            count = _resolve(block, spot, work)
+            _put(resident, some, offsets[:count], taken, action)
+            total += count
     return total
 
 

@@ -13,7 +13,7 @@ from dcr.receiver.scatter.plan import Plan
 EngineName: TypeAlias = Literal["auto", "numba", "numpy", "torch"]
 _COMPILE_FROM = 1 << 14
 _GROUP = 8
-_COMPILED_GROUP = 64
+_COMPILED_GROUP = 256
 
 
 @dataclass(frozen=True, slots=True)
