@@ -57,7 +57,7 @@ $(S3_STAMP): $(STAMP) requirements/s3.txt
 	  { echo "error: requirements/s3.txt cannot be installed; transport=s3 needs it, or transport.endpoint" >&2; exit 1; }
 	touch $@
 
-.PHONY: setup setup-vllm setup-s3 setup-megatron check test lane-vllm lane-megatron lane-services model grpo fuzz
+.PHONY: setup setup-vllm setup-s3 setup-megatron check test lane-vllm lane-megatron lane-services model grpo fuzz chaos
 setup-vllm: $(VLLM_STAMP)
 setup-s3: $(S3_STAMP)
 setup-megatron: $(MEGATRON_STAMP)
@@ -79,6 +79,13 @@ lane-services: setup setup-s3
 model:
 	scripts/install_services.sh
 	scripts/check_model.sh $(MODEL_ARGS)
+
+# A tiny run under random faults of its processes and of etcd, judged at the end: docs/chaos.md.
+SECONDS ?= 600
+SEED ?= 0
+chaos: setup
+	scripts/install_services.sh
+	$(BIN)/dcr chaos --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 setup: $(STAMP) $(MODEL_STAMP)
 
