@@ -67,6 +67,31 @@ def test_report_crosses_the_wire(fleet: ToyFleet) -> None:
     assert from_json(OwnerReport, to_json(report)) == report
 
 
+@pytest.mark.parametrize("overwrite_only", [False, True])
+def test_a_dense_attempt_sends_every_owned_element_and_the_same_candidate(
+    fleet: ToyFleet, old: Tensors, new: Tensors, overwrite_only: bool
+) -> None:
+    """P12: whatever a receiver holds, it holds the candidate afterwards; also shards that did not change."""
+    new = {**new, "norm": old["norm"]}
+    fleet.write(new)
+    sparse = fleet.construct(ONE, XOR)
+    record = fleet.records[0]
+    for owner in fleet.owners:
+        owner.fence(TWO, record)
+    dense = [owner.construct(TWO, record, overwrite_only, XOR, dense=True) for owner in fleet.owners]
+    assert [close.candidate for close in dense] == [close.candidate for close in sparse]
+    assert [close.num_changed for close in dense] == [close.num_changed for close in sparse]
+    sent: Tensors = {name: np.zeros_like(bits.reshape(-1)) for name, bits in new.items()}
+    times = {name: np.zeros(bits.size, np.int64) for name, bits in new.items()}
+    for item in fleet.items(dense):
+        assert item.encoding is Encoding.OVERWRITE
+        sent[item.name][item.locations] = item.values
+        times[item.name][item.locations] += 1
+    for name, bits in new.items():
+        assert np.array_equal(sent[name], bits.reshape(-1)), name
+        assert (times[name] == 1).all(), f"{name}: an element is missing or sent twice"
+
+
 def test_construct_is_idempotent(fleet: ToyFleet) -> None:
     first = fleet.construct(ONE, XOR)
     assert [owner.construct(ONE, fleet.records[0], False, XOR) for owner in fleet.owners] == first

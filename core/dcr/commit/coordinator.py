@@ -15,7 +15,7 @@ from dcr.commit.completion import complete, fold_in
 from dcr.commit.context import Context, Outcome, Request
 from dcr.commit.effects import Pause, Script, StoreObject
 from dcr.commit.giving_up import give_up
-from dcr.commit.membership import check_quorum, look_after
+from dcr.commit.membership import check_quorum, look_after, meet
 from dcr.commit.register import (
     abandon_attempt,
     commit_record,
@@ -73,8 +73,8 @@ class Committed:
 def transition(context: Context, request: Request) -> Script[Outcome]:
     """Commit the candidate of ``request.step`` and bring every party to it.
 
-    A receiver that is silent for too long is evicted between two attempts. The last attempt, after
-    ``max_attempts``, is a dense refit (P12).
+    A receiver that is silent for too long is evicted between two attempts; until then its failures do
+    not count. The last attempt, after ``max_attempts`` that count, is a dense refit (P12).
 
     Raises:
         TransitionAbandoned: no attempt succeeded; v stays committed and gates that closed stay closed.
@@ -83,18 +83,19 @@ def transition(context: Context, request: Request) -> Script[Outcome]:
         UnsupportedPath, IntegrityError, ConfigError: as a party raised them.
     """
     last: RefitError = AttemptFailed("no attempt was made")
-    most = context.config.max_attempts
-    for number in range(1, most + 2):
+    num_attempts, num_failed, most = 0, 0, context.config.max_attempts
+    while num_failed <= most:
+        num_attempts += 1
         try:
-            committed = yield from attempt_once(context, request, dense=number > most)
+            committed = yield from attempt_once(context, request, dense=num_failed == most)
         except (AttemptFailed, StoreError, Unreachable) as err:
-            logger.warning("step %d, try %d failed: %s", request.step, number, err)
+            logger.warning("step %d, try %d failed: %s", request.step, num_attempts, err)
             last = err
-            yield from look_after(context, err)
+            num_failed += not (yield from look_after(context, err))
             yield Pause(context.config.retry_pause_s)
             continue
         yield from complete(context, committed.record, committed.members)
-        return Outcome(committed.record, committed.acks, number)
+        return Outcome(committed.record, committed.acks, num_attempts)
     raise (yield from give_up(context, request, last))
 
 
@@ -179,8 +180,7 @@ def fence(
     targets = (*context.owners, *prepared.members)
     calls = to_all(targets, "fence", attempt=attempt, record=prepared.record)
     answers = yield from ask(context, calls, context.config.fence_deadline_s)
-    for name in prepared.members:
-        context.book.meet(name, answers[name].incarnation)
+    meet(context, answers)
     return [answers[t] for t in context.owners], {t: answers[t] for t in prepared.members}
 
 

@@ -2,7 +2,8 @@
 
 from dcr.commit.calls import failures, marked, to_all, try_all
 from dcr.commit.context import Context, Request, Rollback
-from dcr.commit.effects import Script
+from dcr.commit.effects import Answer, Script
+from dcr.commit.membership import meet
 from dcr.commit.register import abandon_transition, change
 from dcr.commit.rules import needs_restore
 from dcr.commit.transitions import latest_attempt, roll_back
@@ -47,20 +48,17 @@ def _roll_back(context: Context, state: ControlState) -> Script[Rollback]:
     record, config, failed = state.record, context.config, dict[str, str]()
     named = {"attempt": latest_attempt(state), "record": record}
 
-    def ask(method: str, deadline_s: float, **params: object) -> Script[None]:
+    def ask(method: str, deadline_s: float, **params: object) -> Script[dict[str, Answer]]:
         targets = [name for name in state.members if name not in failed]
         answers = yield from try_all(to_all(targets, method, **params), deadline_s)
         for name, err in failures(answers).items():
             failed[name] = f"{method}: {type(err).__name__}: {err}"
-        for name, report in answers.items():
-            if (
-                method != "fence"
-                and isinstance(report, ReceiverReport)
-                and needs_restore(report, record.version)
-            ):
-                failed[name] = f"{method}: it is {report.state}({report.version})"
+        return answers
 
-    yield from ask("fence", config.fence_deadline_s, **named)
-    yield from ask("restore", config.restore_deadline_s, **named)
+    meet(context, (yield from ask("fence", config.fence_deadline_s, **named)))
+    restored = yield from ask("restore", config.restore_deadline_s, **named)
+    for name, report in restored.items():
+        if isinstance(report, ReceiverReport) and needs_restore(report, record.version):
+            failed[name] = f"restore: it is {report.state}({report.version}) afterwards"
     yield from ask("settle", config.fence_deadline_s, record=record)
     return Rollback(record, tuple(name for name in state.members if name not in failed), failed)

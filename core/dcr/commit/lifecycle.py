@@ -9,7 +9,7 @@ from dcr.commit.completion import fold_in, settle
 from dcr.commit.context import Context
 from dcr.commit.coordinator import store_object
 from dcr.commit.effects import CreateState, Pause, Script
-from dcr.commit.membership import join_run
+from dcr.commit.membership import join_run, meet
 from dcr.commit.register import WRITE_TRIES, claim, prepare_attempt, read_any, read_state
 from dcr.commit.rules import join_audit, join_manifest, lagging, needs_restore
 from dcr.commit.transitions import latest_attempt, new_run
@@ -123,7 +123,7 @@ def go_on(context: Context, state: ControlState) -> Script[CommitRecord]:
         prepared, active = yield from prepare_attempt(context, state.active.candidate, record.version)
         targets = (*context.owners, *prepared.members)
         fences = to_all(targets, "fence", attempt=active.attempt, record=record)
-        yield from try_all(fences, context.config.fence_deadline_s)
+        meet(context, (yield from try_all(fences, context.config.fence_deadline_s)))
     else:
         yield from settle(context, record, state.members)
     return record

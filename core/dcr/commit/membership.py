@@ -16,7 +16,7 @@ from dcr.commit.register import change, read_any
 from dcr.commit.transitions import check_epoch, join, leave
 from dcr.config import CommitConfig
 from dcr.errors import AttemptFailed, ConfigError, Conflict, OutcomeUnknown, RefitError, StoreError
-from dcr.model import AttemptId, CommitRecord, ControlState, LeaseGrant
+from dcr.model import AttemptId, CommitRecord, ControlState, LeaseGrant, ReceiverReport
 
 logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -110,10 +110,11 @@ def leave_run(context: Context, receiver: str) -> Script[ControlState]:
     )
 
 
-def look_after(context: Context, err: RefitError) -> Script[None]:
+def look_after(context: Context, err: RefitError) -> Script[bool]:
     """An attempt failed with ``err``: evict the members that have not answered for too long.
 
-    One that could not be evicted is granted nothing, and evicted after the next attempt that it fails.
+    Returns whether this policy ends the failure in its own time, which then is no reason to give up. A
+    member that could not be evicted is granted nothing, and evicted after the next attempt that it fails.
 
     Raises:
         Conflict: another coordinator took over.
@@ -125,6 +126,16 @@ def look_after(context: Context, err: RefitError) -> Script[None]:
             yield from evict(context, name)
     except (StoreError, OutcomeUnknown) as unable:
         logger.warning("nobody could be evicted: %s", unable)
+        return False
+    spare = context.config.evicts and len(state.members) > context.config.min_receivers
+    return spare and any(name in state.members for name in silent_in(err))
+
+
+def meet(context: Context, answers: Mapping[str, object]) -> None:
+    """Note which process answered a fence under each receiver's name: no earlier one may serve any more."""
+    for name, answer in answers.items():
+        if isinstance(answer, ReceiverReport):
+            context.book.meet(name, answer.incarnation)
 
 
 def evict(context: Context, receiver: str) -> Script[None]:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from time import monotonic
 
 from dcr.commit.context import Context, Request, Rollback, Roster, TransitionReport
 from dcr.commit.coordinator import transition
@@ -34,12 +35,18 @@ class CoordinatorService:
     """
 
     def __init__(
-        self, driver: Driver, config: CommitConfig, roster: Roster, nonce: Callable[[], str] = new_nonce
+        self,
+        driver: Driver,
+        config: CommitConfig,
+        roster: Roster,
+        nonce: Callable[[], str] = new_nonce,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._driver = driver
         self._config = config
         self._roster = roster
         self._nonce = nonce
+        self._clock = clock
         self._lock = threading.Lock()
         self._context: Context | None = None
         self._leasing: Context | None = None  # also while the run is being resumed
@@ -167,7 +174,7 @@ class CoordinatorService:
         roster = self._roster
         return Context(
             self._driver.run, FIRST_EPOCH, roster.owners, roster.receivers, catalogue, self._config,
-            self._nonce,
+            self._nonce, self._clock,
         )  # fmt: skip
 
     def _opened(self) -> Context:

@@ -1,0 +1,327 @@
+"""Members that hang, leave, join and fail, behind a real service: what is committed, and who serves what."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.unit.small_runs import CONFIG, NAMES, SmallRun, words
+
+from dcr.codec import decode_payload
+from dcr.errors import AttemptFailed, ConfigError, Conflict, TransitionAbandoned, Unreachable
+from dcr.model import ApplyAck, AttemptId, Encoding, Manifest, ReceiverState
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> SmallRun:
+    return SmallRun(tmp_path).begin()
+
+
+def encodings(run: SmallRun, manifest: Manifest) -> set[Encoding]:
+    payloads = (run.fleet.archive.get_payload(manifest, ref) for ref in manifest.payloads)
+    return {item.encoding for payload in payloads for item in decode_payload(payload).items}
+
+
+# ---- leases ----
+
+
+def test_only_the_committed_version_is_served_and_only_under_a_lease(run: SmallRun) -> None:
+    assert run.served == [0, 0, 0]
+    run.clock.pass_(9.9)
+    assert run.served == [0, 0, 0]
+    run.clock.pass_(0.1)
+    assert run.served == [None, None, None], "the coordinator was not heard of for too long"
+    assert run.renew() == []
+    assert run.sync().manifest.required == NAMES
+    assert run.served == [1, 1, 1]
+    run.check()
+
+
+def test_leases_are_renewed_while_a_transition_waits_and_while_a_run_is_taken_over(run: SmallRun) -> None:
+    refused: list[list[str]] = []
+    run.before["runtime-1", "finish"] = lambda: refused.append(run.renew())
+    run.sync()
+    run.service = run.new_service()
+    run.before["owner-0", "collect"] = lambda: refused.append(run.renew())
+    run.service.open_run(resume=True)
+    assert refused == [[], []]
+    assert run.renew() == []
+
+
+def test_a_coordinator_that_was_replaced_grants_nothing(run: SmallRun) -> None:
+    old, run.service = run.service, run.new_service()
+    with pytest.raises(Unreachable, match="open_run first"):
+        run.service.renew("runtime-0", "i", None)
+    run.service.open_run(resume=True)
+    agent = run.receivers["runtime-0"].agent
+    with pytest.raises(Conflict, match="stand down"):
+        old.renew("runtime-0", agent.incarnation, agent.base)
+    assert run.renew() == []
+
+
+def test_a_restarted_receiver_serves_again_and_its_predecessor_does_not(run: SmallRun) -> None:
+    zombie = run.receivers["runtime-1"]
+    run.restart("runtime-1")
+    run.sync()
+    assert run.renew() == []
+    assert run.served == [1, 1, 1]
+    with pytest.raises(Conflict, match="runtime-1 was restarted"):
+        run.service.renew("runtime-1", zombie.agent.incarnation, run.state.record.attempt)
+
+
+# ---- stragglers ----
+
+
+@pytest.mark.parametrize("method", ["fence", "open_apply", "finish", "settle"])
+def test_a_receiver_that_hangs_is_evicted_and_serves_nothing_stale(run: SmallRun, method: str) -> None:
+    """Wherever it stops. It has parts of a version that no other one holds, and comes back proven."""
+    hung = run.receivers["runtime-1"]
+
+    def stop() -> None:
+        hung.stopped = True
+
+    run.before["runtime-1", method] = stop
+    report = run.sync()
+    if method == "settle":
+        assert report.manifest.required == NAMES, "it had acknowledged"
+        report = run.sync()
+    others = ("runtime-0", "runtime-2")
+    assert (report.manifest.required, run.state.members) == (others, others)
+    assert {ack.receiver for ack in report.acks} == set(others)
+    version = report.record.version
+    hung.stopped = False
+    assert run.served == [version, None, version]
+    run.check()
+    assert run.renew() == ["runtime-1"]
+    assert run.served == [version, None, version], "its lease is over and it gets no other"
+    assert run.service.admit("runtime-1").version == version
+    assert run.state.members == NAMES
+    assert run.renew() == []
+    assert run.served == [version, version, version]
+    run.check()
+    assert run.sync().manifest.required == NAMES
+    run.check()
+
+
+def test_an_eviction_never_overtakes_a_lease(run: SmallRun) -> None:
+    """It hangs with a fresh lease: the commit without it comes after the lease's last moment."""
+    hung = run.receivers["runtime-1"]
+    run.config = replace(CONFIG, evict_after_s=1.0, fence_deadline_s=1.0)
+    run.service = run.new_service()
+    run.service.open_run(resume=True)
+    run.renew()
+    until = run.clock.now + hung.lease.left_s()
+    hung.stopped = True
+    run.sync()
+    assert run.state.members == ("runtime-0", "runtime-2")
+    assert run.clock.now >= until + 1.0
+
+
+def test_attempts_go_on_until_its_time_is_over(run: SmallRun) -> None:
+    hung = run.receivers["runtime-2"]
+    hung.stopped = True
+    run.config = replace(CONFIG, max_attempts=10)
+    run.service = run.new_service()
+    run.service.open_run(resume=True)
+    began = run.clock.now
+    report = run.sync()
+    assert run.clock.now - began >= CONFIG.evict_after_s
+    assert report.num_attempts == 5, "four fences of 5 s, then one without it"
+    assert encodings(run, report.manifest) == {Encoding.DELTA16}, "nobody had opened an attempt"
+
+
+def test_a_quorum_is_kept_and_without_eviction_the_transition_is_abandoned(tmp_path: Path) -> None:
+    run = SmallRun(tmp_path, replace(CONFIG, min_receivers=2)).begin()
+    for name in NAMES[:2]:
+        run.receivers[name].stopped = True
+    with pytest.raises(TransitionAbandoned, match="runtime-1: Unreachable"):
+        run.sync()
+    assert run.state.members == ("runtime-1", "runtime-2")
+    assert (run.state.record.version, run.state.active) == (0, None)
+    run.receivers["runtime-1"].stopped = False
+    assert run.service.transition(1, 0).manifest.required == ("runtime-1", "runtime-2")
+    run.renew()
+    assert run.served == [None, 1, 1]
+    run.check()
+
+
+def test_one_that_another_candidate_tore_is_restored_when_it_joins_in_the_midst(run: SmallRun) -> None:
+    """Torn by A and evicted; B is opened without it; it asks to be admitted between two attempts of B."""
+    torn = run.receivers["runtime-1"]
+    run.before["runtime-1", "finish"] = lambda: setattr(torn, "stopped", True)
+    run.config = replace(CONFIG, max_attempts=1, evict_after_s=9.0)
+    run.service = run.new_service()
+    run.service.open_run(resume=True)
+    broken = run.receivers["runtime-0"].agent
+    finish = broken.finish
+
+    def fail(attempt: AttemptId, manifest: str) -> ApplyAck:
+        raise AttemptFailed("a check failed")
+
+    broken.finish = fail  # type: ignore[method-assign]
+    with pytest.raises(TransitionAbandoned):
+        run.sync()
+    assert run.state.members == ("runtime-0", "runtime-2")
+    for owner in run.fleet.owners:
+        owner.withdraw()
+    run.step += 1
+    with pytest.raises(TransitionAbandoned):
+        run.sync()
+    torn.stopped = False
+    assert torn.agent.report().state is not ReceiverState.CLEAN
+    assert run.service.admit("runtime-1").state is ReceiverState.CLEAN
+    broken.finish = finish  # type: ignore[method-assign]
+    run.service.transition(run.step, 0)
+    run.renew()
+    assert run.served == [1, 1, 1]
+    run.check()
+
+
+# ---- joining and leaving ----
+
+
+def test_a_receiver_that_the_roster_does_not_name_joins_and_is_required(run: SmallRun) -> None:
+    run.restart("guest")
+    assert run.service.admit("guest").version == 0
+    assert run.state.members == ("guest", *NAMES)
+    assert run.sync().manifest.required == ("guest", *NAMES)
+    run.renew()
+    assert run.served == [1, 1, 1, 1]
+    with pytest.raises(ConfigError, match="another party"):
+        run.service.admit("owner-0")
+    with pytest.raises(Unreachable, match="nobody"):
+        run.service.admit("nobody")
+    assert run.state.members == ("guest", *NAMES)
+
+
+def test_a_receiver_leaves_in_mid_attempt_and_the_others_go_on(run: SmallRun) -> None:
+    for when in ("fence", "finish"):
+        name = "runtime-0" if when == "fence" else "runtime-1"
+        run.before["runtime-2", when] = partial(run.service.leave, name)
+        report = run.sync()
+        assert (name in report.manifest.required, report.num_attempts) == (False, 2)
+    assert run.state.members == ("runtime-2",)
+    assert run.service.leave("runtime-1") == ("runtime-2",)
+    assert run.renew() == ["runtime-0", "runtime-1"]
+
+
+def test_without_any_member_nothing_is_committed(run: SmallRun) -> None:
+    for name in NAMES:
+        run.service.leave(name)
+    with pytest.raises(AttemptFailed, match="0 receivers are members"):
+        run.sync()
+    run.service.admit("runtime-2")
+    assert run.service.transition(1, 0).manifest.required == ("runtime-2",)
+
+
+def test_a_request_waits_for_receivers_that_are_just_joining(run: SmallRun) -> None:
+    """They could not join any more once it has begun."""
+    for name in NAMES:
+        run.service.leave(name)
+    run.config = replace(CONFIG, collect_deadline_s=10.0)
+    run.service = run.new_service()
+    run.service.open_run(resume=True)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            run.service.admit("runtime-1")
+
+    object.__setattr__(run.service._driver, "pause", pause)
+    assert run.sync().manifest.required == ("runtime-1",)
+
+
+# ---- giving up ----
+
+
+def test_the_last_attempt_is_dense_and_starts_from_a_proven_version(run: SmallRun) -> None:
+    """A receiver fails until it has been restored: overwrites of the changes alone never help."""
+    agent = run.receivers["runtime-1"].agent
+    run.receivers["runtime-1"].resident["whole"][:] ^= 0xFF  # decayed where the candidate changes nothing
+    finish = agent.finish
+    failures = iter(range(CONFIG.max_attempts))
+
+    def fail(attempt: AttemptId, manifest: str) -> ApplyAck:
+        if next(failures, None) is not None:
+            raise AttemptFailed("a check failed")
+        return finish(attempt, manifest)
+
+    agent.finish = fail  # type: ignore[method-assign]
+    report = run.sync()
+    manifest = report.manifest
+    assert (report.num_attempts, manifest.overwrite_only) == (CONFIG.max_attempts + 1, True)
+    assert encodings(run, manifest) == {Encoding.OVERWRITE}
+    whole = sum(tensor.spec.num_elements for tensor in run.fleet.tensors)
+    assert sum(ack.num_values for ack in report.acks) == len(NAMES) * whole
+    run.renew()
+    run.check()
+    assert run.served == [1, 1, 1]
+    assert encodings(run, run.sync().manifest) == {Encoding.DELTA16}
+
+
+def test_an_abandoned_transition_leaves_v_and_rollback_serves_it_again(run: SmallRun) -> None:
+    agent = run.receivers["runtime-1"].agent
+    finish = agent.finish
+
+    def fail(attempt: AttemptId, manifest: str) -> ApplyAck:
+        raise AttemptFailed("a check failed")
+
+    agent.finish = fail  # type: ignore[method-assign]
+    told = r"step 1: 4 attempts failed, the last of them a dense refit.*dcr rollback.*a check failed"
+    with pytest.raises(TransitionAbandoned, match=told):
+        run.sync()
+    state = run.state
+    assert (state.active, state.record.version, state.members) == (None, 0, NAMES)
+    run.renew()
+    assert run.served == [None, None, None], "gates that shut stay shut"
+    done = run.service.rollback()
+    assert (done.record, done.serving, done.failed) == (state.record, NAMES, {})
+    run.renew()
+    assert run.served == [0, 0, 0]
+    run.check()
+    assert run.state.number == state.number + 1
+    agent.finish = finish  # type: ignore[method-assign]
+    report = run.service.transition(1, 0)
+    assert (report.record.version, report.num_attempts) == (1, 1)
+    assert encodings(run, report.manifest) == {Encoding.DELTA16}
+    run.renew()
+    run.check()
+
+
+def test_a_rollback_serves_with_those_that_can_and_names_the_others(run: SmallRun) -> None:
+    run.receivers["runtime-0"].stopped = True
+    run.restart("runtime-2")
+    done = run.service.rollback()
+    assert done.serving == ("runtime-1", "runtime-2")
+    assert list(done.failed) == ["runtime-0"]
+    assert "fence: Unreachable" in done.failed["runtime-0"]
+    run.renew()
+    run.receivers["runtime-0"].stopped = False
+    assert run.service.rollback().serving == NAMES
+    run.renew()
+    assert run.served == [0, 0, 0]
+    run.check()
+
+
+def test_what_was_abandoned_cannot_take_effect_after_a_rollback(run: SmallRun) -> None:
+    """A call of the dense attempt arrives late, when v is served again."""
+    agent = run.receivers["runtime-0"].agent
+    late: list[AttemptId] = []
+    open_apply = agent.open_apply
+
+    def lose(attempt: AttemptId, record: object) -> None:
+        late.append(attempt)
+        raise AttemptFailed("the connection broke")
+
+    agent.open_apply = lose  # type: ignore[method-assign]
+    with pytest.raises(TransitionAbandoned):
+        run.sync()
+    run.service.rollback()
+    run.renew()
+    for attempt in late:
+        with pytest.raises(Conflict, match="replaced by"):
+            open_apply(attempt, run.state.record)
+    assert run.served == [0, 0, 0]
+    assert np.array_equal(run.receivers["runtime-0"].resident["split"], words(0)["split"])
