@@ -43,7 +43,7 @@ def locate(name: str, tensor: DTensor) -> Block | None:
     offsets, shape = [0] * tensor.ndim, list(tensor.shape)
     for axis in _axes_in_order(name, tensor):
         dim = tensor.placements[axis].dim % tensor.ndim  # type: ignore[attr-defined]
-        start, size = _chunk(shape[dim], mesh.size(axis), coordinate[axis])
+        start, size = chunk(shape[dim], mesh.size(axis), coordinate[axis])
         offsets[dim], shape[dim] = offsets[dim] + start, size
     if tuple(shape) != tuple(tensor.to_local().shape):
         raise UnsupportedPath(
@@ -102,7 +102,7 @@ def _check_strided(name: str, tensor: DTensor, axis: int) -> None:
         )
 
 
-def _chunk(size: int, parts: int, index: int) -> tuple[int, int]:
+def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
     """Start and length of part ``index`` under torch.chunk: all but the last ones are ceil(size / parts)."""
     most = -(-size // parts)
     start = min(size, most * index)

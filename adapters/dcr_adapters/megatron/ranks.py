@@ -82,6 +82,12 @@ class Grid:
         index = tuple(slice(None) if name in axes else at[name] for name in names)
         return tuple(sorted(np.atleast_1d(ranks[index]).reshape(-1).tolist()))
 
+    def ranks(self, *, expert: bool, **at: int) -> tuple[int, ...]:
+        """Sorted ranks with these coordinates; axes that are not named are free."""
+        names, ranks = self._axes[expert]
+        index = tuple(at.get(name, slice(None)) for name in names)
+        return tuple(sorted(np.atleast_1d(ranks[index]).reshape(-1).tolist()))
+
     def place(self, rank: int, *, expert: bool, split: bool) -> Place:
         """Where ``rank`` stands for a weight that tensor parallelism splits, or leaves whole."""
         size = self.degrees.etp if expert else self.degrees.tp

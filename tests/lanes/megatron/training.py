@@ -26,7 +26,6 @@ class Layout:
     moe: bool = False
     tied: bool = False
     distributed_optimizer: bool = False
-    expert_bias: bool = False
     groups: int = 4
 
 
@@ -37,7 +36,7 @@ LAYOUTS = {
     "pp2-vpp2": Layout(pp=2, vpp=2),
     "pp2-tied": Layout(pp=2, tied=True),
     "tp2-tied": Layout(tp=2, tied=True),
-    "ep2": Layout(ep=2, moe=True, expert_bias=True),
+    "ep2": Layout(ep=2, moe=True),
     "tp2-etp2": Layout(tp=2, etp=2, moe=True),
     "tp2-ep2": Layout(tp=2, ep=2, moe=True),
     "tp2-ep2-etp2": Layout(world=4, tp=2, ep=2, etp=2, moe=True),
@@ -115,7 +114,9 @@ def _chunk(layout: Layout, config: Any, stage: int) -> torch.nn.Module:
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     vp_stage = stage if layout.vpp > 1 else None
-    pad = 128 * layout.tp if layout.tp > 1 else 1  # the Bridge loads padded rows under tensor parallelism only
+    pad = (
+        128 * layout.tp if layout.tp > 1 else 1
+    )  # the Bridge loads padded rows under tensor parallelism only
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=vp_stage)
     model: Any = GPTModel(
         config=config,
@@ -176,6 +177,8 @@ def _transformer(layout: Layout) -> Any:
             "moe_aux_loss_coeff": 0.0,
             "moe_permute_fusion": False,
         }
+    if layout.ep > 1 and layout.etp > 1:  # gloo gathers tensors of one size only
+        options |= {"moe_expert_capacity_factor": 2.0, "moe_pad_expert_input_to_capacity": True}
     config = TransformerConfig(**options)
     config.share_embeddings_and_output_weights = layout.tied
     return config

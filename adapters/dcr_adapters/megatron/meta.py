@@ -1,0 +1,92 @@
+"""A Megatron model without weights, from a Hugging Face configuration: one process, no GPU, no memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dcr.errors import ConfigError
+from dcr_adapters.megatron.imports import import_bridge
+
+_FUSIONS = (
+    "gradient_accumulation_fusion", "moe_permute_fusion", "persist_layer_norm", "bias_dropout_fusion",
+    "masked_softmax_fusion", "apply_rope_fusion", "bias_activation_fusion", "moe_grouped_gemm",
+    "moe_shared_expert_overlap",
+)  # fmt: skip
+
+
+@contextmanager
+def meta_model(config: Any) -> Iterator[tuple[Any, torch.nn.Module]]:
+    """The Bridge of a ``PretrainedConfig`` and its model, whole on one rank and on the meta device.
+
+    Layers are Megatron's own (no fused kernels), which have the weights of the fused ones.
+
+    Raises:
+        ConfigError: no bridge knows the architecture.
+    """
+    package = import_bridge()
+    with _one_rank():
+        try:
+            bridge = package.AutoBridge.from_hf_config(config)
+        except ValueError as err:
+            raise ConfigError(f"no Megatron-Bridge for this configuration: {err}") from None
+        provider = bridge.to_megatron_provider(load_weights=False)
+        _plain(provider)
+        with torch.device("meta"), _no_cuda():
+            model = provider.provide(pre_process=True, post_process=True)
+        yield bridge, model
+
+
+@contextmanager
+def _no_cuda() -> Iterator[None]:
+    """Where there is no CUDA: streams that layers make when they are built, and the current device."""
+    if torch.cuda.is_available():
+        yield
+        return
+    cuda: Any = torch.cuda
+    kept = {name: getattr(cuda, name) for name in ("Stream", "current_device")}
+    cuda.Stream, cuda.current_device = (lambda *_, **__: None), (lambda: "cpu")
+    try:
+        yield
+    finally:
+        for name, own in kept.items():
+            setattr(cuda, name, own)
+
+
+def _plain(provider: Any) -> None:
+    """Options that need no kernels; none of them changes a weight."""
+    for option in _FUSIONS:
+        if hasattr(provider, option):
+            setattr(provider, option, False)
+    provider.perform_initialization = False
+    provider.use_cpu_initialization = True
+    provider.params_dtype = torch.bfloat16
+    if hasattr(provider, "transformer_layer_spec"):
+        provider.transformer_layer_spec = _local_layers
+    if hasattr(provider, "finalize"):
+        provider.finalize()
+
+
+def _local_layers(config: Any, **options: Any) -> Any:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+    return get_gpt_decoder_block_spec(config, use_transformer_engine=False, **options)
+
+
+@contextmanager
+def _one_rank() -> Iterator[None]:
+    """A world of one, which the Bridge asks for its groups."""
+    from megatron.core import parallel_state
+
+    if dist.is_initialized():
+        raise ConfigError("a plan is made in a process of its own; this one has a process group already")
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        parallel_state.initialize_model_parallel()
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()

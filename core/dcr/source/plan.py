@@ -1,0 +1,88 @@
+"""What a refit of a model in a layout will be made of, counted before training (DESIGN section 9)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+
+from dcr.indexmap import IndexMap
+from dcr.model import TensorSpec, width_bytes
+from dcr.source.ownership import owner_of
+from dcr.source.task import AffineTask
+
+VALUE_BITS = 3.0
+"""Bits of a changed value beside its location, as ``codec=planes`` codes steps of an optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Shards of all ranks, each replica group once.
+
+    ``direct`` and ``inputs`` are the tasks of direct projection and the source shards of residual
+    conversions (whose ``name`` is that of the source); ``residual`` are canonical names.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    residual: frozenset[str]
+    direct: Sequence[AffineTask]
+    inputs: Sequence[AffineTask]
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """The figures of ``dcr plan``: items as if everything changed, bytes of one dense refit."""
+
+    num_tensors: int
+    num_affine: int
+    num_residual: int
+    delta_items: int
+    overwrite_items: int
+    bytes_total: int
+    bytes_residual: int
+    owner_bytes_min: int
+    owner_bytes_max: int
+    baseline_bytes_per_rank: int
+    payload_bytes: int
+
+
+def report(plan: Plan, rate: float) -> PlanReport:
+    """Count and balance; ``rate`` is the share of elements that a step is expected to change.
+
+    A rank's baseline, on average, is its part of one copy of the source and of the canonical
+    residual tensors (R3).
+    """
+    owners = [0] * plan.world
+    for task in (*plan.direct, *plan.inputs):
+        owners[owner_of(task)] += task.num_elements * width_bytes(task.dtype)
+    everyone = tuple(range(plan.world))
+    for spec in plan.tensors:
+        if spec.name in plan.residual:
+            owners[owner_of(_whole(spec, everyone))] += spec.num_bytes
+    total = sum(spec.num_bytes for spec in plan.tensors)
+    residual = sum(spec.num_bytes for spec in plan.tensors if spec.name in plan.residual)
+    changed = rate * sum(spec.num_elements for spec in plan.tensors)
+    return PlanReport(
+        num_tensors=len(plan.tensors),
+        num_affine=len(plan.tensors) - len(plan.residual),
+        num_residual=len(plan.residual),
+        delta_items=len(plan.direct),
+        overwrite_items=len(plan.residual),
+        bytes_total=total,
+        bytes_residual=residual,
+        owner_bytes_min=min(owners),
+        owner_bytes_max=max(owners),
+        baseline_bytes_per_rank=(total + residual) // plan.world,
+        payload_bytes=round(changed * (location_bits(rate) + VALUE_BITS) / 8),
+    )
+
+
+def location_bits(rate: float) -> float:
+    """Entropy of a changed element's place at a change ``rate``, in bits; 0 where all or nothing changes."""
+    if not 0 < rate < 1:
+        return 0.0
+    return -log2(rate) - (1 - rate) / rate * log2(1 - rate)
+
+
+def _whole(spec: TensorSpec, replicas: tuple[int, ...]) -> AffineTask:
+    size = spec.num_elements
+    return AffineTask(spec.name, spec.name, spec.dtype, size, IndexMap.identity(size), replicas)
