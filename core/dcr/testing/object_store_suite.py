@@ -19,7 +19,7 @@ GOOD_KEYS = ("a", "0/1/2", "run/payload/1-2/0/3", "A.b_c=d+e-f", "x" * 200, "_a/
 class ObjectStoreContract:
     """A subclass defines the fixture ``open_store``: each call opens another handle on the same objects.
 
-    ``may_nest``: the store can hold ``a`` beside ``a/b``, and need not look for one before it writes the other.
+    ``may_nest``: the store can hold ``a`` beside ``a/b``, and need not look for either before it writes.
     """
 
     may_nest = False

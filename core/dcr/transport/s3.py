@@ -15,7 +15,7 @@ from dcr import observe
 from dcr.errors import ConfigError, Conflict, MissingObject, StoreError
 from dcr.model import digest_hex
 from dcr.transport.keys import check_key, check_prefix
-from dcr.transport.s3_client import S3Address, connect, explained
+from dcr.transport.s3_client import S3Address, ask, connect
 from dcr.transport.s3_download import Changed, Source, download
 from dcr.transport.s3_probe import Ignored, probe_create, probe_replace
 from dcr.transport.s3_upload import MULTIPART_BYTES, PART_BYTES, Target, abort, create
@@ -69,8 +69,8 @@ class S3Store:
                 writes, which objects (and a control plane) rest on.
             StoreError: the store does not answer.
         """
-        with explained(self.address, starting=True):
-            self._client.head_bucket(Bucket=self.address.bucket)
+        bucket = self.address.bucket  # listed, not looked at by HEAD: its refusals have no words
+        ask(self.address, lambda: self._client.list_objects_v2(Bucket=bucket, MaxKeys=1), starting=True)
         try:
             (probe_replace if as_control_plane else probe_create)(self._client, self.address)
         except Ignored as err:
@@ -115,18 +115,19 @@ class S3Store:
         """Keys that start with ``prefix``, sorted. Objects of others that are no keys are left out."""
         check_prefix(prefix)
         root, bucket = self.address.root, self.address.bucket
-        with explained(self.address):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=bucket, Prefix=root + prefix
-            )
-            names = [entry["Key"].removeprefix(root) for page in pages for entry in page.get("Contents", ())]
+
+        def request() -> Any:
+            pages = self._client.get_paginator("list_objects_v2")
+            found = pages.paginate(Bucket=bucket, Prefix=root + prefix)
+            return [entry["Key"].removeprefix(root) for page in found for entry in page.get("Contents", ())]
+
+        names = ask(self.address, request)
         return sorted(name for name in names if _is_key(name))
 
     def delete(self, key: str) -> None:
         """Remove the object; a missing one is no error."""
         name = self.address.name(key)
-        with explained(self.address):
-            self._client.delete_object(Bucket=self.address.bucket, Key=name)
+        ask(self.address, lambda: self._client.delete_object(Bucket=self.address.bucket, Key=name))
 
     def sweep(self, prefix: str) -> int:
         """Give back the parts of unfinished uploads under ``prefix``; how many uploads there were.
@@ -135,11 +136,13 @@ class S3Store:
         """
         check_prefix(prefix)
         root, bucket = self.address.root, self.address.bucket
-        with explained(self.address):
-            pages = self._client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=bucket, Prefix=root + prefix
-            )
-            found = [entry for page in pages for entry in page.get("Uploads", ())]
+
+        def request() -> Any:
+            pages = self._client.get_paginator("list_multipart_uploads")
+            found = pages.paginate(Bucket=bucket, Prefix=root + prefix)
+            return [entry for page in found for entry in page.get("Uploads", ())]
+
+        found = ask(self.address, request)
         for entry in found:
             abort(self._target, entry["Key"].removeprefix(root), entry["UploadId"])
         return len(found)
@@ -154,9 +157,9 @@ class S3Store:
         Raises:
             Conflict: it exists with other bytes.
         """
+        name = {"Bucket": self.address.bucket, "Key": self.address.name(key)}
         try:
-            with explained(self.address, key):
-                found = self._client.head_object(Bucket=self.address.bucket, Key=self.address.name(key))
+            found = ask(self.address, lambda: self._client.head_object(**name), key)
         except MissingObject:
             return False
         same = found["ContentLength"] == len(data)

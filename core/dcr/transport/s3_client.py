@@ -1,22 +1,27 @@
 """One S3 endpoint: where it is, a client for it, and what its refusals mean to the caller.
 
 Credentials come from the SDK's own chain (environment, profile, role) unless the address carries
-them. Time is bounded by the SDK's ``standard`` retries: throttling (503), broken connections and
-time-outs are tried again with growing pauses, ``tries`` times in all.
+them. Time is bounded: the SDK's ``standard`` retries repeat what was throttled (503), broken or late,
+with growing pauses, ``tries`` times in all; ``ask`` goes on with that while the server is away or
+overloaded, until the address's ``patience_s`` is over.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from dcr.errors import ConfigError, MissingObject, StoreError
 from dcr.transport.keys import check_key
 
 CONNECT_S, READ_S = 5.0, 30.0
 """Longest wait for a connection, and for the next byte of an answer."""
-TRIES = 8
-"""Tries of one request. Their pauses add up to 35 s on average, time enough for a server's restart."""
+TRIES = 5
+"""Tries of one request. Their pauses add up to 8 s on average."""
+_PAUSE_S = 0.5
+
+T = TypeVar("T")
 
 _MISSING_BUCKET = "bucket {bucket!r} does not exist at {where}; create it or correct transport.bucket"
 _DENIED = (
@@ -49,7 +54,8 @@ class S3Address:
     """A bucket. ``endpoint`` and ``region`` are the SDK's own defaults when empty.
 
     Everything lies under ``prefix/`` there. ``path_style``: the bucket is part of the path, as nearly
-    every server but AWS wants it. ``key_id`` and ``secret`` are for servers that a run starts itself.
+    every server but AWS wants it. ``patience_s``: how long a server that restarts is waited for.
+    ``key_id`` and ``secret`` are for servers that a run starts itself.
     """
 
     bucket: str
@@ -57,6 +63,7 @@ class S3Address:
     region: str = ""
     prefix: str = ""
     path_style: bool = True
+    patience_s: float = 60.0
     key_id: str = ""
     secret: str = field(default="", repr=False)
 
@@ -114,6 +121,29 @@ def connect(
         return session.client("s3", endpoint_url=address.endpoint or None, region_name=region, config=config)
 
 
+class _Away(StoreError):  # noqa: N818 -- a state, not a fault
+    """The server cannot be reached or is overloaded; that may pass."""
+
+
+def ask(address: S3Address, request: Callable[[], T], key: str = "", *, starting: bool = False) -> T:
+    """What ``request`` returns; it is repeated while the server is away. See ``explained`` for the rest.
+
+    Raises:
+        MissingObject: there is no object ``key``.
+        ConfigError: ``starting``, and the configuration must be corrected.
+        StoreError: the store refused, or stayed away.
+    """
+    end = time.monotonic() + address.patience_s
+    while True:
+        try:
+            with explained(address, key, starting=starting):
+                return request()
+        except _Away:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(_PAUSE_S)
+
+
 def code_of(err: Exception) -> str:
     """S3's own code of a refusal; ``""`` if there was no answer."""
     response = getattr(err, "response", None) or {}
@@ -153,7 +183,9 @@ def _refused(address: S3Address, key: str, err: Exception, *, starting: bool) ->
         code = "NoSuchBucket"
     advice = _ADVICE.get(code, "{where}, bucket {bucket!r}: {reason}; correct this and retry")
     message = advice.format(bucket=address.bucket, where=address.where, reason=_reason(err))
-    return ConfigError(message) if starting and code in _NOT_CONFIGURED else StoreError(message)
+    if starting and code in _NOT_CONFIGURED:
+        return ConfigError(message)
+    return _Away(message) if status_of(err) == 503 else StoreError(message)
 
 
 def _unanswered(address: S3Address, err: Exception, *, starting: bool) -> Exception:
@@ -165,7 +197,7 @@ def _unanswered(address: S3Address, err: Exception, *, starting: bool) -> Except
             f"{err}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and transport.region), or a profile"
         )
         return ConfigError(message) if starting else StoreError(message)
-    return StoreError(
+    return _Away(
         f"{address.where} does not answer ({_reason(err)}); is it running, and is transport.endpoint right?"
         " Nothing was lost, retry"
     )

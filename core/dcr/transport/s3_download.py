@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcr.errors import StoreError
-from dcr.transport.s3_client import S3Address, code_of, explained
+from dcr.transport.s3_client import S3Address, ask, code_of
 
 PART_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 20
-_MAX_BREAKS = 8
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 4.0)
+_NO_RANGE = ("InvalidRange", "416")
 
 
 class Changed(Exception):  # noqa: N818 -- an answer, not a fault
@@ -124,15 +124,18 @@ def _open(source: Source, key: str, start: int, stop: int, *, etag: str | None =
     wanted = {"Bucket": address.bucket, "Key": address.name(key), "Range": f"bytes={start}-{stop - 1}"}
     if etag is not None:
         wanted["IfMatch"] = etag
-    with explained(address, key):
+
+    def request() -> Any:
         try:
             return source.client.get_object(**wanted)
         except ClientError as err:
-            if etag is not None and code_of(err) in ("PreconditionFailed", "412", "InvalidRange", "416"):
+            if etag is not None and code_of(err) in ("PreconditionFailed", "412", *_NO_RANGE):
                 raise Changed(key) from err
-            if code_of(err) not in ("InvalidRange", "416"):
+            if code_of(err) not in _NO_RANGE:
                 raise
         return source.client.get_object(Bucket=address.bucket, Key=address.name(key))  # an empty object
+
+    return ask(address, request, key)
 
 
 def _total(answer: Any) -> int:

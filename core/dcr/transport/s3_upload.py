@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcr.errors import StoreError
-from dcr.transport.s3_client import S3Address, code_of, explained
+from dcr.transport.s3_client import S3Address, ask, code_of, explained
 
 MULTIPART_BYTES = 64 << 20
 """Larger objects go up in parts."""
@@ -48,8 +48,11 @@ def create(target: Target, key: str, data: bytes, metadata: dict[str, str]) -> b
 
 def _create_of_parts(target: Target, key: str, data: bytes, metadata: dict[str, str]) -> bool:
     address, client, name = target.address, target.client, _name(target, key)
-    with explained(address, key):
-        began = client.create_multipart_upload(**name, Metadata=metadata, ChecksumAlgorithm="CRC32")
+    began = ask(
+        address,
+        lambda: client.create_multipart_upload(**name, Metadata=metadata, ChecksumAlgorithm="CRC32"),
+        key,
+    )
     upload = {**name, "UploadId": began["UploadId"]}
     done = False
     try:
@@ -68,10 +71,8 @@ def _send_parts(target: Target, key: str, data: bytes, upload: dict[str, Any]) -
     def send(number: int) -> dict[str, Any]:
         start = (number - 1) * target.part_bytes
         body = bytes(view[start : start + target.part_bytes])
-        with explained(target.address, key):
-            answer = target.client.upload_part(
-                **upload, PartNumber=number, Body=body, ChecksumAlgorithm="CRC32"
-            )
+        part = {**upload, "PartNumber": number, "Body": body, "ChecksumAlgorithm": "CRC32"}
+        answer = ask(target.address, lambda: target.client.upload_part(**part), key)
         sums = {name: answer[name] for name in ("ChecksumCRC32",) if name in answer}
         return {"PartNumber": number, "ETag": answer["ETag"], **sums}
 
@@ -95,14 +96,16 @@ def abort(target: Target, key: str, upload_id: str) -> None:
 def _created(address: S3Address, key: str, request: Callable[[], object]) -> bool:
     from botocore.exceptions import ClientError
 
-    with explained(address, key):
+    def unless_taken() -> bool:
         try:
             request()
         except ClientError as err:
             if code_of(err) in _TAKEN:
                 return False
             raise
-    return True
+        return True
+
+    return ask(address, unless_taken, key)
 
 
 def _name(target: Target, key: str) -> dict[str, Any]:

@@ -1,0 +1,37 @@
+"""One S3 server for all tests of a module, and a bucket's corner for each test."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from dcr.model import new_nonce
+from dcr.testing.s3_faults import FaultyProxy
+from dcr.testing.s3_server import S3Server
+from dcr.transport.s3_client import S3Address
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    made = S3Server(tmp_path_factory.mktemp("s3"))
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def address(server: S3Server) -> S3Address:
+    return replace(server.address, prefix=new_nonce())
+
+
+@pytest.fixture
+def proxy(server: S3Server) -> Iterator[FaultyProxy]:
+    made = FaultyProxy(int(server.address.endpoint.rpartition(":")[2]))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def through(address: S3Address, proxy: FaultyProxy) -> S3Address:
+    """The same corner by way of the proxy."""
+    return replace(address, endpoint=proxy.endpoint)
