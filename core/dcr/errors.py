@@ -9,7 +9,8 @@ RefitError
 |-- Conflict             the record moved or a later prepare replaced us; stand down and re-read
 |-- OutcomeUnknown       a write may or may not have happened; fence with a new prepare, then read
 |-- StoreError           the store failed (full disk, missing bucket); nothing is lost, try again
-|   `-- MissingObject    no object has that key
+|   |-- MissingObject    no object has that key
+|   `-- StoreUnreachable no server of it answers for now; it is Unreachable too
 |-- Unreachable          a party did not answer within its deadline; treat it as lost (P12)
 `-- IntegrityError       committed state cannot be proven or rebuilt; stop, an operator must look
 """
@@ -57,6 +58,10 @@ class MissingObject(StoreError):  # noqa: N818
 
 class Unreachable(RefitError):  # noqa: N818
     """An endpoint did not answer within its deadline."""
+
+
+class StoreUnreachable(StoreError, Unreachable):  # noqa: N818
+    """The servers of a store or control plane do not answer: nothing was done, so ask again later."""
 
 
 class IntegrityError(RefitError):

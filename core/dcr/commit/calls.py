@@ -5,7 +5,15 @@ from typing import Any, TypeVar
 
 from dcr.commit.context import Context
 from dcr.commit.effects import Answer, Call, Gather, Script
-from dcr.errors import AttemptFailed, ConfigError, IntegrityError, RefitError, Unreachable, UnsupportedPath
+from dcr.errors import (
+    AttemptFailed,
+    ConfigError,
+    IntegrityError,
+    RefitError,
+    StoreError,
+    Unreachable,
+    UnsupportedPath,
+)
 from dcr.observe import point
 
 R = TypeVar("R")
@@ -21,7 +29,9 @@ class PartiesFailed(AttemptFailed):
 
     def __init__(self, failed: Mapping[str, RefitError], began: float) -> None:
         super().__init__(describe(failed))
-        self.silent = {target: began for target, err in failed.items() if isinstance(err, Unreachable)}
+        silent = [target for target, err in failed.items() if isinstance(err, Unreachable)]
+        # one that answered that a store does not is not silent itself
+        self.silent = {name: began for name in silent if not isinstance(failed[name], StoreError)}
 
 
 def silent_in(err: RefitError) -> dict[str, float]:

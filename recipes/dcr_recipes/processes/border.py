@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcr import observe
-from dcr.errors import AttemptFailed, ConfigError, IntegrityError, RefitError, StoreError, UnsupportedPath
+from dcr.errors import (
+    AttemptFailed,
+    ConfigError,
+    IntegrityError,
+    RefitError,
+    StoreError,
+    Unreachable,
+    UnsupportedPath,
+)
 from dcr_recipes.config import RunConfig
 from dcr_recipes.layout import RunFolder
 
@@ -85,7 +93,10 @@ def is_fatal(err: Exception) -> bool:
     """Whether a restarted process would meet ``err`` again: configuration, proof, disk, port.
 
     AttemptFailed is one that was tried to the end: the coordinator has repeated it ``max_attempts`` times.
+    Servers that do not answer may come back.
     """
+    if isinstance(err, Unreachable):
+        return False
     return isinstance(err, _FATAL) or (isinstance(err, OSError) and err.errno in _FATAL_ERRNO)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import httpx
 
-from dcr.errors import ConfigError, OutcomeUnknown, StoreError
+from dcr.errors import ConfigError, OutcomeUnknown, StoreUnreachable
 
 Answer: TypeAlias = dict[str, Any]
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
@@ -47,7 +47,7 @@ class EtcdGateway:
 
         Raises:
             OutcomeUnknown: the answer was lost; etcd may have carried the request out, or may yet do so.
-            StoreError: no node can be reached, so nothing was written.
+            StoreUnreachable: no node can be reached, so nothing was written.
         """
         refused = ""
         for endpoint in self._rotation():
@@ -59,13 +59,13 @@ class EtcdGateway:
             except (httpx.HTTPError, _Refused, ValueError) as err:
                 self._pass_over(endpoint)
                 raise OutcomeUnknown(f"etcd at {endpoint}: {_words(err)}") from err
-        raise StoreError(f"no etcd node answers ({refused}); start it, or correct the endpoints")
+        raise StoreUnreachable(f"no etcd node answers ({refused}); start it, or correct the endpoints")
 
     def read(self, path: str, body: Answer) -> Answer:
         """Ask one node after the other; a request that may be repeated.
 
         Raises:
-            StoreError: none of them has an answer.
+            StoreUnreachable: none of them has an answer.
         """
         failed = ""
         for endpoint in self._rotation():
@@ -74,7 +74,9 @@ class EtcdGateway:
             except (httpx.HTTPError, _Refused, ValueError) as err:
                 failed = f"{endpoint}: {_words(err)}"
                 self._pass_over(endpoint)
-        raise StoreError(f"no etcd node answers a read ({failed}); is a majority of the cluster running?")
+        raise StoreUnreachable(
+            f"no etcd node answers a read ({failed}); is a majority of the cluster running?"
+        )
 
     def _post(self, url: str, body: Answer) -> Answer:
         with httpx.Client(timeout=self._timeout_s, trust_env=False, verify=_tls()) as client:
