@@ -80,10 +80,12 @@ class RefitConfig:
 
     ``check`` is what a receiver proves before it acknowledges (R13): ``written`` re-reads every bit
     that was written, and audits the whole resident model after an attempt that failed; ``full`` always
-    audits it; ``off`` reads nothing.
+    audits it; ``off`` reads nothing. ``ownership`` says which of several replicas owns an element: see
+    ``dcr.source.shares.OwnedShards``.
     """
 
     codec: CodecConfig = field(default_factory=CodecConfig)
     commit: CommitConfig = field(default_factory=CommitConfig)
     check: str = "written"
+    ownership: str = "balanced"
     audit: AuditConfig = field(default_factory=AuditConfig)

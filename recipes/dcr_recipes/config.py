@@ -13,11 +13,15 @@ from dcr.refit.control import CONTROL_PLANES
 
 @dataclass(slots=True)
 class TrainerConfig:
-    """The training side: ``ranks`` processes with ``threads`` compute threads each."""
+    """The training side: ``ranks`` processes with ``threads`` compute threads each.
+
+    ``ownership``: see ``dcr.config.RefitConfig``.
+    """
 
     name: str = "fsdp"
     ranks: int = 2
     threads: int = 1
+    ownership: str = "balanced"
 
 
 @dataclass(slots=True)
@@ -51,11 +55,21 @@ class RuntimeConfig:
 class TransportConfig:
     """How payloads travel. ``directory`` is a folder that all processes see; by default in the run folder.
 
-    Runs may share one: everything of a run lies under its own id there (P1).
+    ``s3`` is a bucket; without ``bucket`` and ``endpoint`` the run starts a server of its own in the run
+    folder. Runs may share a folder or bucket: everything of a run lies under its own id there (P1).
+    ``ahead`` payloads are fetched while a receiver applies one; it looks for new ones every ``poll_s``.
     """
 
     name: str = "directory"
     path: str = ""
+    bucket: str = ""
+    endpoint: str = ""
+    region: str = ""
+    prefix: str = ""
+    path_style: bool = True
+    patience_s: float = 60.0
+    ahead: int = 0
+    poll_s: float = 0.005
 
 
 @dataclass(slots=True)
@@ -129,7 +143,10 @@ class RunConfig:
 
     def refit_config(self) -> RefitConfig:
         """What one side of the refit needs of it."""
-        return RefitConfig(codec=self.codec, commit=self.commit, check=self.check, audit=self.audit)
+        return RefitConfig(
+            codec=self.codec, commit=self.commit, check=self.check, ownership=self.trainer.ownership,
+            audit=self.audit,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +180,11 @@ RULES: Mapping[str, Rule] = {
     "trainer.name": Rule("training framework", ("fsdp",), fixed=True),
     "trainer.ranks": Rule("trainer processes", minimum=1, fixed=True),
     "trainer.threads": Rule("compute threads of each", minimum=1, fixed=True),
+    "trainer.ownership": Rule(
+        "owners of replicated elements: equal shares of bytes, or tensors by name hash",
+        ("balanced", "published"),
+        fixed=True,
+    ),
     "runtime.name": Rule("serving runtime; runtime=NAME picks it", ("hf", "vllm"), fixed=True),
     "runtime.instances": Rule("serving processes", minimum=1, fixed=True),
     "runtime.threads": Rule("compute threads of each", minimum=1, fixed=True),
@@ -181,8 +203,16 @@ RULES: Mapping[str, Rule] = {
     "runtime.kv_cache_mib": Rule("vllm: MiB of KV cache of each rank", minimum=1, fixed=True),
     "runtime.context_tokens": Rule("vllm: longest prompt and response together", minimum=1, fixed=True),
     "runtime.arguments": Rule("vllm: further engine arguments, {name: value, ...}", fixed=True),
-    "transport.name": Rule("how payloads travel", ("directory",), fixed=True),
-    "transport.path": Rule("folder of the object store; default RUN_DIR/store", fixed=True),
+    "transport.name": Rule("how payloads travel", ("directory", "s3"), fixed=True),
+    "transport.path": Rule("directory: folder of the object store; default RUN_DIR/store", fixed=True),
+    "transport.bucket": Rule("s3: bucket, which must exist; default: a server in the run folder", fixed=True),
+    "transport.endpoint": Rule("s3: url of the server; default: AWS, as its SDK is configured", fixed=True),
+    "transport.region": Rule("s3: region; default: as the SDK is configured"),
+    "transport.prefix": Rule("s3: what the names of all objects begin with, without the last /", fixed=True),
+    "transport.path_style": Rule("s3: the bucket is part of the path, not of the host's name"),
+    "transport.patience_s": Rule("s3: seconds that a server that is away is waited for", minimum=0.0),
+    "transport.ahead": Rule("payloads fetched while another one is applied", minimum=0),
+    "transport.poll_s": Rule("seconds between two looks for new payloads", minimum=1e-3),
     "commit.name": Rule(
         "where the commit record lives: a file of the run, an etcd cluster", CONTROL_PLANES, fixed=True
     ),

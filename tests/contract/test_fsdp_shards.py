@@ -184,6 +184,12 @@ class TestServedDtypes:
         for task in source.tasks():
             np.testing.assert_array_equal(source.read(task), bits_of(dense[task.name]).reshape(-1))
 
+    def test_a_range_is_the_slice_of_the_whole(self) -> None:
+        source = FsdpShards(build())
+        for task in source.tasks():
+            start, stop = task.num_elements // 3, task.num_elements
+            np.testing.assert_array_equal(source.read_range(task, start, stop), source.read(task)[start:stop])
+
     def test_float64_parameters_keep_their_dtype(self) -> None:
         model = torch.nn.Linear(3, 2).double()
         assert {spec.dtype for spec in FsdpShards(model).tensors()} == {"float64"}

@@ -18,7 +18,9 @@ from dcr.transport.directory import DirectoryStore
 from dcr.transport.rpc import serve
 from dcr_adapters.fsdp import FsdpShards
 
-CONFIG = RefitConfig(commit=CommitConfig(collect_deadline_s=10.0, max_attempts=2, retry_pause_s=0.0))
+CONFIG = RefitConfig(
+    commit=CommitConfig(collect_deadline_s=10.0, max_attempts=2, retry_pause_s=0.0, min_receivers=0)
+)
 
 
 @pytest.fixture

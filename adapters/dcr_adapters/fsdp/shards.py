@@ -63,6 +63,13 @@ class FsdpShards:
         Raises:
             UnsupportedPath: the shard's dtype or layout is no longer the declared one.
         """
+        return self._read(task, slice(None))
+
+    def read_range(self, task: AffineTask, start: int, stop: int) -> Candidate:
+        """As ``read``, elements ``start .. stop - 1`` of the shard only."""
+        return self._read(task, slice(start, stop))
+
+    def _read(self, task: AffineTask, part: slice) -> Candidate:
         slot, tensor = self._slots[task.name], self._live(task.name)
         dtype = served_dtype_of(task.name, tensor, slot.is_parameter, self._served_dtype)
         if not dtype == task.dtype == slot.spec.dtype:
@@ -70,7 +77,7 @@ class FsdpShards:
                 f"tensor {task.name!r} is declared {task.dtype} but holds {tensor.dtype}, which would be "
                 f"served as {dtype}; a changed dtype needs a new run"
             )
-        served = _served(tensor, dtype)
+        served = _served(tensor, dtype, part)
         return stored_bits(served) if served.is_cpu else served.reshape(-1)
 
     def counters(self) -> str:
@@ -155,10 +162,12 @@ def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
     return (tuple(tensor.shape),)
 
 
-def _served(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The local shard in the served dtype; the shard itself where it already is of that dtype."""
+def _served(tensor: torch.Tensor, dtype: str, part: slice = slice(None)) -> torch.Tensor:
+    """A flat ``part`` of the local shard in the served dtype; live weights where they are of that dtype."""
     local = tensor.detach()
     if isinstance(local, DTensor):
         local = local.to_local()
+    if part != slice(None):
+        local = local.reshape(-1)[part]
     served: torch.Tensor = local.to(getattr(torch, dtype))
     return served
