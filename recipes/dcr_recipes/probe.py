@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dcr.errors import IntegrityError, Unreachable
-from dcr_recipes.members import Members
+from dcr_recipes.members import Members, Silence
 from dcr_recipes.summary import Row
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -76,7 +76,8 @@ class Probed(Protocol):
 class Prober:
     """Asks all ``instances`` at once. One that restarts is waited for until ``deadline_s`` after a refit.
 
-    With ``members`` one that is none is left out.
+    With ``members`` one that is none is left out; so is one that has not answered for ``away_s`` (None:
+    never).
     """
 
     instances: Mapping[str, Probed]
@@ -84,6 +85,7 @@ class Prober:
     deadline_s: float = 120.0
     pause_s: float = 0.2
     members: Members | None = None
+    away_s: float | None = None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -93,7 +95,7 @@ class Prober:
         Raises:
             IntegrityError: two instances answer differently.
         """
-        compare(self._ask_all(version, deadline_s=0.0), version)
+        compare(self._ask_all(version, deadline_s=0.0)[0], version)
 
     def after(self, version: int) -> Row:
         """Prove that all instances serve the same, fresh answer at ``version``; returns metrics.
@@ -102,38 +104,42 @@ class Prober:
             IntegrityError: an answer is stale, or two differ.
             Unreachable: an instance did not serve ``version`` within the deadline.
         """
-        answers = self._ask_all(version, deadline_s=self.deadline_s)
-        needed = self.instances.keys() if self.members is None else self.instances.keys() & self.members()
-        if missing := sorted(needed - answers.keys()):
+        answers, away = self._ask_all(version, deadline_s=self.deadline_s)
+        if missing := sorted(self.instances.keys() - answers.keys() - away):
             who = ", ".join(missing)
             raise Unreachable(f"{who} did not answer at version {version} in {self.deadline_s:g} s")
         compare(answers, version)
         return {"runtime/prompt_cache_hits": sum(map(self._hits, self.instances.values()))}
 
-    def _ask_all(self, version: int, *, deadline_s: float) -> dict[str, Answer]:
-        """Answers made with ``version``; instances that have none in time are left out."""
+    def _ask_all(self, version: int, *, deadline_s: float) -> tuple[dict[str, Answer], set[str]]:
+        """Answers made with ``version``, as far as there are any in time, and who need not have one."""
         end = self.clock() + deadline_s
         with ThreadPoolExecutor(max(len(self.instances), 1)) as pool:
             asked = {
                 name: pool.submit(self._ask, name, version, end, fresh=deadline_s > 0)
                 for name in self.instances
             }
-            answers = {name: future.result() for name, future in asked.items()}
-        return {name: answer for name, answer in answers.items() if answer is not None}
+            found = {name: future.result() for name, future in asked.items()}
+        answers = {name: answer for name, (answer, _) in found.items() if answer is not None}
+        return answers, {name for name, (_, is_away) in found.items() if is_away}
 
-    def _ask(self, name: str, version: int, end: float, *, fresh: bool) -> Answer | None:
-        instance = self.instances[name]
+    def _ask(self, name: str, version: int, end: float, *, fresh: bool) -> tuple[Answer | None, bool]:
+        """Its answer, if there is one in time; and whether it is left out."""
+        instance, silence = self.instances[name], Silence(self.away_s)
         while True:
             if self.members is not None and name not in self.members():
-                return None
+                return None, True
+            asked_at = self.clock()
             try:
                 answer = instance.probe(prompt=list(self.prompt), max_new_tokens=NUM_TOKENS, fresh=fresh)
                 if answer.version == version:
-                    return answer
+                    return answer, False
+                silence.answered()
             except Unreachable:
-                pass
+                if silence.is_too_long(asked_at, self.clock()):
+                    return None, True
             if self.clock() >= end:
-                return None
+                return None, False
             self.sleep(self.pause_s)
 
     def _hits(self, instance: Probed) -> int:

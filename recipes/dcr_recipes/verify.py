@@ -15,7 +15,7 @@ import numpy as np
 
 from dcr.errors import Unreachable
 from dcr_recipes.errors import VerificationError
-from dcr_recipes.members import Members
+from dcr_recipes.members import Members, Silence
 from dcr_recipes.runtime.dump import RawTensor, read_dump
 
 ORACLE = "oracle"
@@ -72,7 +72,7 @@ class Verifier:
     one follows from ``seed`` and the version alone, so that any process can be asked again.
     A process that restarts meanwhile is waited for until ``deadline_s``: its bytes count only if the
     same process served the version before and after it wrote them. With ``members`` one that is none, and
-    does not serve the version, is left out.
+    does not serve the version, is left out; so is one that has not answered for ``away_s`` (None: never).
     """
 
     oracle: Instance
@@ -83,6 +83,7 @@ class Verifier:
     share: float = 1.0
     seed: int = 0
     members: Members | None = None
+    away_s: float | None = None
 
     def verify(self, dense: Path, version: int) -> list[Difference]:
         """Differences of every instance after the refit to ``version``, whose weights are in ``dense``.
@@ -115,16 +116,20 @@ class Verifier:
     def _dump_patiently(
         self, name: str, party: Instance, dense: Path | None, version: int, end: float
     ) -> Path | None:
-        path = self.folder / f"{name}.bin"
+        path, silence = self.folder / f"{name}.bin", Silence(None if dense else self.away_s)
         while True:
+            asked_at = time.monotonic()
             try:
                 if dense is not None:
                     party.load_dense(str(dense), version)
                 if self._dump_steadily(party, path, version):
                     return path
                 failure = f"it does not serve version {version}"
+                silence.answered()
             except Unreachable as err:
                 failure = str(err)
+                if silence.is_too_long(asked_at, time.monotonic()):
+                    return None
             if dense is None and self.members is not None and name not in self.members():
                 return None
             if time.monotonic() >= end:

@@ -104,3 +104,10 @@ def test_only_members_are_asked() -> None:
     prober.before(5)
     assert prober.after(5) == {"runtime/prompt_cache_hits": 6}
     assert (evicted.asked, member.asked) == ([], [False, True])
+
+
+def test_one_that_hangs_is_left_out_in_time() -> None:
+    hung, member = Instance(away=10**6), Instance()
+    assert replace(_prober(hung, member), away_s=20.0).after(5) == {"runtime/prompt_cache_hits": 6}
+    with pytest.raises(Unreachable, match="runtime-0 did not answer"):
+        replace(_prober(hung, member), away_s=200.0).after(5)

@@ -198,3 +198,18 @@ def test_a_member_is_compared_and_so_is_one_that_serves_without_being_one(tmp_pa
     other = _tensors() | {"scalar": torch.tensor(1.25)}
     verifier = Verifier(Stored(_tensors()), {"runtime-0": Stored(other)}, tmp_path / "verify", members=tuple)
     assert [difference.tensor for difference in verifier.verify(Path("dense.safetensors"), 7)] == ["scalar"]
+
+
+def test_a_member_that_hangs_is_not_waited_for_longer_than_a_transition_would(tmp_path: Path) -> None:
+    class Hung(Stored):
+        def status(self) -> Status:  # type: ignore[explicit-override]
+            raise Unreachable("no answer")
+
+    named = {"runtime-0": Stored(_tensors()), "runtime-1": Hung(_tensors())}
+    verifier = Verifier(Stored(_tensors()), named, tmp_path / "verify", members=lambda: tuple(named))
+    assert replace(verifier, away_s=0.0).verify(Path("dense.safetensors"), 7) == []
+    with pytest.raises(Unreachable, match="runtime-1 cannot be verified"):
+        replace(verifier, deadline_s=0.0).verify(Path("dense.safetensors"), 7)
+    lags = replace(verifier, away_s=0.0, deadline_s=0.0, instances={"runtime-1": _lagging()})
+    with pytest.raises(Unreachable, match="does not serve version 7"):
+        replace(lags, members=lambda: ("runtime-1",)).verify(Path("dense.safetensors"), 7)

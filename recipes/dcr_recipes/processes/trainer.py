@@ -136,7 +136,9 @@ def _recorder(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Reco
     prompt = LONG_PROMPT if runtime.name == "vllm" else PROMPT
     prober = None
     if runtime.probe:
-        prober = Prober(runtimes, prompt, runtime.patience_s, members=_members(context))
+        prober = Prober(
+            runtimes, prompt, runtime.patience_s, members=_members(context), away_s=_away_s(context)
+        )
     return Recorder(context.folder, _verifier(context, runtimes), _details(context), prober)
 
 
@@ -152,7 +154,14 @@ def _verifier(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Veri
         share=sampled,
         seed=context.config.seed,
         members=_members(context),
+        away_s=_away_s(context),
     )
+
+
+def _away_s(context: Context) -> float | None:
+    """For how long an instance may be silent before it is left to the straggler policy; None: for ever."""
+    commit = context.config.commit
+    return commit.evict_after_s if commit.evicts and context.config.refit == "dcr" else None
 
 
 def _members(context: Context) -> Members | None:
