@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from dcr.errors import ConfigError
+from dcr.receiver.modules import resident_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -106,7 +107,7 @@ class HfLoader:
 
     def resident(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer of the model, packed ones under their packed names."""
-        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return resident_of(self.model)
 
     def refusals(self) -> dict[str, str]:
         """Nothing beyond what the learning pass sees for itself."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dcr.receiver.modules import resident_of
 from dcr_adapters.vllm import keep_unpacked, refusals
 
 
@@ -36,7 +37,7 @@ class VllmLoader:
 
     def resident(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer of this rank, by vLLM's names."""
-        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return resident_of(self.model)
 
     def skips(self, name: str) -> bool:
         """A tied parameter's further name, one of another pipeline stage, or one that vLLM drops."""

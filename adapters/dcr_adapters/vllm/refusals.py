@@ -23,8 +23,9 @@ def refusals(model: nn.Module, eplb_state: Any = None) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for prefix, module in model.named_modules():
-        reason = _of_module(module)
-        for name, parameter in module.named_parameters(prefix, recurse=False):
+        own = list(module.named_parameters(prefix, recurse=False))
+        reason = _of_module(module) if own else ""
+        for name, parameter in own:
             if parameter.is_meta:
                 found[name] = "a layerwise reload is in progress; wait until vLLM has finished it"
             elif reason:

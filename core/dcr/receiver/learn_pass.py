@@ -1,11 +1,12 @@
 """Suppressed passes of the native loader, in one stream or one tensor a call (DESIGN R11, B2)."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from dcr.errors import UnsupportedPath
@@ -24,6 +25,21 @@ Scratch: TypeAlias = Callable[[TensorSpec], torch.Tensor]
 def hollow(spec: TensorSpec) -> torch.Tensor:
     """Scratch without contents; costs no memory."""
     return torch.empty(spec.shape, dtype=_torch_dtype(spec.dtype), device="meta")
+
+
+class Blank:
+    """Scratch of zeros on the host, which costs no memory as long as a loader does not write to it.
+
+    All tensors lie in the same pages of an array that nobody has touched; each has a storage of its own.
+    """
+
+    def __init__(self, specs: Iterable[TensorSpec]) -> None:
+        self._bytes = np.zeros(max((spec.num_bytes for spec in specs), default=0), dtype=np.uint8)
+
+    def __call__(self, spec: TensorSpec) -> torch.Tensor:
+        """For one tensor."""
+        raw = torch.from_numpy(self._bytes[: spec.num_bytes])
+        return raw.view(_torch_dtype(spec.dtype)).view(spec.shape)
 
 
 def full_of(*numbers: float) -> Scratch:
@@ -67,7 +83,7 @@ class Learner:
 
     def __init__(self, loader: NativeLoader, specs: dict[str, TensorSpec], storages: Storages) -> None:
         self._loader = loader
-        self._specs = specs
+        self.specs = specs
         self._storages = storages
 
     def stream(self, names: Sequence[str], scratch: Scratch) -> PassResult:
@@ -134,10 +150,10 @@ class Learner:
         feed.exhausted = True
 
     def _maker(self, names: Sequence[str], scratch: Scratch) -> Callable[[str], torch.Tensor]:
-        """Scratch by name; without contents it is made now, for that is slower under the hook."""
-        if scratch is hollow:
-            return {name: hollow(self._specs[name]) for name in names}.__getitem__
-        return lambda name: scratch(self._specs[name])
+        """Scratch by name; what costs no memory is made now, for that is slower under the hook."""
+        if scratch is hollow or isinstance(scratch, Blank):
+            return {name: scratch(self.specs[name]) for name in names}.__getitem__
+        return lambda name: scratch(self.specs[name])
 
     def _put_back(self) -> str | None:
         """Undo a rebinding; the name of a tensor that had moved.

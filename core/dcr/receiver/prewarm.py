@@ -1,8 +1,10 @@
 """Suppressed passes of the native loader over the catalogue (paper section 6.1, DESIGN R11, P15, B2).
 
-Nothing resident changes. Two streamed passes over scratch without contents must agree; tensors whose
-values the loader looks at, and those for which it needs contents, are fed again with three different
-contents. Afterwards every canonical tensor has a method and a path class, or a reason why it is refused.
+Nothing resident changes. Two streamed passes must agree: one over scratch without contents, and one over
+zeros on the host, because a loader may ask what it is given. Tensors whose values the loader looks at,
+those that it treats otherwise on the host, and those for which it needs contents are fed again with three
+different contents. Afterwards every canonical tensor has a method and a path class, or a reason why it is
+refused.
 """
 
 import gc
@@ -10,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from dcr import observe
 from dcr.errors import UnsupportedPath
 from dcr.model import Catalogue
 from dcr.receiver.classify import classify
-from dcr.receiver.learn_pass import Learner, PassResult, Scratch, full_of, hollow
+from dcr.receiver.learn_pass import Blank, Learner, PassResult, Scratch, full_of, hollow
 from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.storages import Storages
@@ -54,11 +57,11 @@ def _collector_off() -> Iterator[None]:
 def _learn_table(loader: NativeLoader, catalogue: Catalogue, *, keep_copies: bool) -> PlacementTable:
     specs = catalogue.by_name()
     storages = Storages(loader.resident())
-    before = [storages.fingerprint(number) for number in range(len(storages))]
+    before = _fingerprints(storages)
     learner = Learner(loader, specs, storages)
     traces, streamable = _learn(loader, learner, list(specs))
-    for number, known in enumerate(before):
-        if storages.fingerprint(number) != known:
+    for number, (known, found) in enumerate(zip(before, _fingerprints(storages), strict=True)):
+        if found != known:
             raise UnsupportedPath(
                 f"the loader wrote resident {storages[number].name!r} past the dispatch hook (a custom "
                 "kernel or numpy); use dense refits, or a loader that copies with torch operations"
@@ -68,17 +71,27 @@ def _learn_table(loader: NativeLoader, catalogue: Catalogue, *, keep_copies: boo
     )
 
 
+def _fingerprints(storages: Storages) -> list[int]:
+    """Of every resident byte: the cost follows the bytes of the model, all else its tensors."""
+    with observe.span("receiver.fingerprint"):
+        return [storages.fingerprint(number) for number in range(len(storages))]
+
+
 def _learn(loader: NativeLoader, learner: Learner, names: list[str]) -> tuple[Traces, bool]:
     first = learner.stream(names, hollow)
     traces = first.traces
     fine = [name for name in names if not traces[name].error]
-    second = learner.stream(fine, hollow)
-    for name in ("", *fine):
-        _require_same(traces[name], second.traces[name])
+    second = learner.stream(fine, Blank(learner.specs.values()))
+    _require_same(traces[""], second.traces[""])
     passes = [first, second]
-    again = [n for n in names if traces[n].reads_values or (traces[n].error and not loader.skips(n))]
-    if again:
-        passes += _with_contents(learner, again, traces)
+    again = {n for n in names if traces[n].reads_values or (traces[n].error and not loader.skips(n))}
+    again |= {name for name in fine if second.traces[name].reads_values}
+    unlike = [n for n in fine if n not in again and not _same(traces[n], second.traces[n])]
+    if again or unlike:
+        again.update(unlike)
+        passes += _with_contents(learner, [name for name in names if name in again], traces)
+    for name in unlike:
+        _require_host(traces[name], second.traces[name])
     return traces, all(result.streamed for result in passes)
 
 
@@ -112,10 +125,15 @@ def _agreed(tries: list[Trace]) -> Trace:
 
 
 def _require_same(first: Trace, second: Trace) -> None:
-    if second.error:
-        first.refuse(f"the second of two learning passes failed: {second.error}")
-    elif not _same(first, second):
-        first.refuse("its copies differ between two learning passes over equal tensors")
+    if not _same(first, second):
+        first.refuse("what it does beside the tensors differs between two learning passes")
+
+
+def _require_host(agreed: Trace, second: Trace) -> None:
+    """Passes with contents must repeat what the second one saw: else it was not for the contents' sake."""
+    if agreed.undecided or not (second.error or _same(agreed, second)):
+        agreed.undecided = ""
+        agreed.refusal = "its copies differ between two learning passes over equal tensors"
 
 
 def _same(one: Trace, two: Trace) -> bool:

@@ -91,6 +91,22 @@ def _chooses_layout(r: TortureRuntime, w: torch.Tensor) -> None:
     r["target"].copy_(w.t() if bool((w > 1).any()) else w)
 
 
+def _asks_for_the_device(r: TortureRuntime, w: torch.Tensor) -> None:
+    r["target"].copy_(w)
+    if not w.is_meta:
+        r["second"].copy_(w)
+
+
+def _lays_out_by_device(r: TortureRuntime, w: torch.Tensor) -> None:
+    r["target"].copy_(w if w.is_meta else w.t())
+
+
+def _fills_by_device(r: TortureRuntime, w: torch.Tensor) -> None:
+    r["target"].copy_(w.t() if w.is_meta else w)
+    if not w.is_meta:
+        r["row"].fill_(0.5)
+
+
 def _asserts(r: TortureRuntime, w: torch.Tensor) -> None:
     assert not bool(torch.isnan(w.float()).any())
     r["target"].copy_(w)
@@ -227,6 +243,9 @@ def _wide(width: int) -> Any:
 
 LEARNED = [
     Pattern("plain", _copy(lambda w: w)),
+    Pattern("asks_for_the_device", _asks_for_the_device, resident=_second),
+    Pattern("lays_out_by_device", _lays_out_by_device),
+    Pattern("fills_by_device", _fills_by_device, resident=_row),
     Pattern("transposed", _copy(lambda w: w.t())),
     Pattern("contiguous", _copy(lambda w: w.t().contiguous())),
     Pattern("cloned_view", _copy(lambda w: w.clone()[:].view(8, 8))),

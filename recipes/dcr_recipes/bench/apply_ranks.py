@@ -4,15 +4,18 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from dcr import observe
 from dcr.model import Catalogue
 from dcr.receiver.apply import RankApplier
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.prewarm import learn
 from dcr.receiver.rank import Method
-from dcr.receiver.storages import Storages
 
 if TYPE_CHECKING:
     from dcr.receiver.scatter.engine import EngineName
+
+
+_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +53,15 @@ def learned(loader: NativeLoader, catalogue: Catalogue, engine: str) -> RankAppl
 
 
 def learning_of(loader: NativeLoader, catalogue: Catalogue) -> Learning:
-    """Learn twice, timing the second time: the first compiles and imports."""
+    """Learn again and again, timing all but the first: that one compiles and imports."""
     rank = learned(loader, catalogue, "auto")
-    start = time.thread_time()
-    learn(loader, catalogue)
-    seconds = time.thread_time() - start
-    fingerprint_s = _fingerprint_s(loader)
+    costs = sorted(_cost(loader, catalogue) for _ in range(_ROUNDS))
+    seconds, fingerprint_s = costs[len(costs) // 2]
     specs = catalogue.by_name()
     learned_bytes = sum(specs[name].num_bytes for name in rank.map.specs_of(Method.LEARNED))
     return Learning(
         num_tensors=len(specs),
-        us_per_tensor=1e6 * (seconds - fingerprint_s) / len(specs),
+        us_per_tensor=1e6 * seconds / len(specs),
         fingerprint_s=fingerprint_s,
         map_bytes_per_tensor=rank.map.placed.plan.num_bytes / len(specs),
         learned_share=learned_bytes / sum(spec.num_bytes for spec in specs.values()),
@@ -72,11 +73,16 @@ def learning_of(loader: NativeLoader, catalogue: Catalogue) -> Learning:
     )
 
 
-def _fingerprint_s(loader: NativeLoader) -> float:
-    """CPU seconds of looking at all resident bytes, twice as ``learn`` does."""
-    storages = Storages(loader.resident())
-    start = time.thread_time()
-    for _ in range(2):
-        for number in range(len(storages)):
-            storages.fingerprint(number)
-    return time.thread_time() - start
+def _cost(loader: NativeLoader, catalogue: Catalogue) -> tuple[float, float]:
+    """CPU seconds of learning once, and apart from it of looking at all resident bytes, before and after."""
+    hashing: list[int] = []
+
+    def note(event: observe.Event) -> None:
+        if event.name == "receiver.fingerprint":
+            hashing.append(event.cpu_ns)
+
+    with observe.listening(note):
+        start = time.thread_time_ns()
+        learn(loader, catalogue)
+        spent = time.thread_time_ns() - start
+    return (spent - sum(hashing)) / 1e9, sum(hashing) / 1e9

@@ -9,16 +9,14 @@ reading and writing storage is a bare loop whose misses overlap.
 ``spot`` is a box with the dimensions of all boxes, ``work`` what ``_work`` makes. Shape legend: E entries.
 """
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-numba: Any = import_module("numba")  # its types do not say what it exports
-intrinsic: Any = import_module("numba.extending").intrinsic
-types: Any = numba.types
-carray: Any = numba.carray
+from dcr.receiver.scatter.addresses import at_address, kept, pointer, store_at
+
+carray: Any = import_module("numba").carray  # its types do not say what it exports
 
 _U = np.uint64
 _BLOCK = 256
@@ -28,50 +26,7 @@ _MORE = 1 + 2.0**-50
 _SET, _XOR, _ADD = 0, 1, 2
 
 
-def _kept(function: Callable[..., Any]) -> Any:
-    """Compiled code on disk, or in this process only where the installation is read-only."""
-    try:
-        return numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:
-        return numba.njit(nogil=True)(function)
-
-
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
-    """``address`` as a pointer to elements of ``like``."""
-    pointer = types.CPointer(like.dtype)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return pointer(types.int64, like), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def _at(typing_context: Any, address: Any, like: Any) -> Any:
-    """The element of the type of ``like`` at ``address``."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_data_type(like.dtype).as_pointer()
-        return builder.load(builder.inttoptr(args[0], kind))
-
-    return like.dtype(types.uint64, like), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def _store(typing_context: Any, address: Any, value: Any, like: Any) -> Any:
-    """Write ``value`` at ``address`` as an element of the type of ``like``: sums of small ones are large."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_data_type(like.dtype).as_pointer()
-        number = context.cast(builder, args[1], value, like.dtype)
-        builder.store(number, builder.inttoptr(args[0], kind))
-        return context.get_dummy_value()
-
-    return types.void(types.uint64, value, like), generate
-
-
-@_kept
+@kept
 def _work() -> Any:
     """Offsets of a block, which of its positions they belong to; room for offsets and what lies inside."""
     return (
@@ -80,7 +35,7 @@ def _work() -> Any:
     )  # fmt: skip
 
 
-@_kept
+@kept
 def _run(positions: Any, spot: Any, work: Any) -> Any:
     """Resolve a block of positions in a box of consecutive elements; how many lie in it."""
     box, dims = spot
@@ -96,7 +51,7 @@ def _run(positions: Any, spot: Any, work: Any) -> Any:
     return count
 
 
-@_kept
+@kept
 def _rows(positions: Any, spot: Any, work: Any) -> Any:
     """The same in a box of two dimensions, in two loops: the first has no branches and becomes vectors.
 
@@ -127,7 +82,7 @@ def _rows(positions: Any, spot: Any, work: Any) -> Any:
     return count
 
 
-@_kept
+@kept
 def _aim_rows(positions: Any, spot: Any, work: Any, first: Any, width: Any) -> Any:
     """As ``_rows``, but the address of each position, ``first`` being that of the box's first element.
 
@@ -154,7 +109,7 @@ def _aim_rows(positions: Any, spot: Any, work: Any, first: Any, width: Any) -> A
     return count
 
 
-@_kept
+@kept
 def _any(positions: Any, spot: Any, work: Any) -> Any:
     """The same in any box."""
     box, dims = spot
@@ -173,7 +128,7 @@ def _any(positions: Any, spot: Any, work: Any) -> Any:
     return count
 
 
-@_kept
+@kept
 def _resolve(positions: Any, spot: Any, work: Any) -> Any:
     box, dims = spot
     if box.rank == 1 and dims[box.dim].src == 1:
@@ -183,7 +138,7 @@ def _resolve(positions: Any, spot: Any, work: Any) -> Any:
     return _any(positions, spot, work)
 
 
-@_kept
+@kept
 def _put(resident: Any, values: Any, offsets: Any, taken: Any, action: Any) -> None:
     if action == _SET:
         for j in range(_U(offsets.size)):
@@ -196,20 +151,20 @@ def _put(resident: Any, values: Any, offsets: Any, taken: Any, action: Any) -> N
             resident[offsets[j]] += values[_U(taken[j])]
 
 
-@_kept
+@kept
 def _put_aimed(addresses: Any, values: Any, action: Any) -> None:
     if action == _SET:
         for i in range(_U(values.size)):
-            _store(addresses[i], values[i], values)
+            store_at(addresses[i], values[i], values)
     elif action == _XOR:
         for i in range(_U(values.size)):
-            _store(addresses[i], _at(addresses[i], values) ^ values[i], values)
+            store_at(addresses[i], at_address(addresses[i], values) ^ values[i], values)
     elif action == _ADD:
         for i in range(_U(values.size)):
-            _store(addresses[i], _at(addresses[i], values) + values[i], values)
+            store_at(addresses[i], at_address(addresses[i], values) + values[i], values)
 
 
-@_kept
+@kept
 def _set_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
     """Positions of a run that is stored as a run, which is most of every model: no block between."""
     count, size = _U(0), _U(resident.size)
@@ -221,7 +176,7 @@ def _set_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
     return count
 
 
-@_kept
+@kept
 def _xor_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
     count, size = _U(0), _U(resident.size)
     for i in range(_U(positions.size)):
@@ -232,7 +187,7 @@ def _xor_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
     return count
 
 
-@_kept
+@kept
 def _add_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
     count, size = _U(0), _U(resident.size)
     for i in range(_U(positions.size)):
@@ -243,7 +198,7 @@ def _add_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
     return count
 
 
-@_kept
+@kept
 def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any, work: Any) -> Any:
     """Write what lies in one box; how many elements."""
     box, dims = spot
@@ -270,7 +225,7 @@ def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any,
     return total
 
 
-@_kept
+@kept
 def _get_box(resident: Any, positions: Any, found: Any, spot: Any, work: Any) -> Any:
     """Read into values where nothing is held yet; how many held ones the storage contradicts."""
     values, held = found
@@ -288,7 +243,7 @@ def _get_box(resident: Any, positions: Any, found: Any, spot: Any, work: Any) ->
     return wrong
 
 
-@_kept
+@kept
 def _list_box(resident: Any, positions: Any, found: Any, spot: Any, work: Any) -> Any:
     """List the positions that lie in the box and what it holds there; how many they are."""
     listed, values = found
@@ -305,12 +260,12 @@ def _list_box(resident: Any, positions: Any, found: Any, spot: Any, work: Any) -
     return total
 
 
-@_kept
+@kept
 def _storage(store: Any, like: Any) -> Any:
-    return carray(_pointer(store.address, like), (store.num_bytes // like.itemsize,))
+    return carray(pointer(store.address, like), (store.num_bytes // like.itemsize,))
 
 
-@_kept
+@kept
 def _span(positions: Any, box: Any) -> Any:
     """First position within the range of ``box`` and one past the last; positions ascend."""
     low, high = 0, positions.size
@@ -321,15 +276,15 @@ def _span(positions: Any, box: Any) -> Any:
     return low, max(low, high)
 
 
-@_kept
+@kept
 def scatter(items: Any, plan: Any, like: Any) -> None:
     """Write all ``items``, whose elements have the width of ``like`` [0]; ``items.done`` counts writes."""
     first_box, boxes, dims, stores = plan
     work = _work()
     for n in range(items.size):
         total, row = _U(0), items[n].row
-        positions = carray(_pointer(items[n].positions, first_box), (items[n].num,))
-        values = carray(_pointer(items[n].values, like), (items[n].num,))
+        positions = carray(pointer(items[n].positions, first_box), (items[n].num,))
+        values = carray(pointer(items[n].values, like), (items[n].num,))
         for x in range(first_box[row], first_box[row + 1]):
             box = boxes[x]
             low, high = _span(positions, box)
@@ -340,7 +295,7 @@ def scatter(items: Any, plan: Any, like: Any) -> None:
         items[n].done = total
 
 
-@_kept
+@kept
 def _read_row(row: Any, positions: Any, plan: Any, found: Any, work: Any) -> Any:
     """Read all boxes of ``row``; the number of one that contradicts an earlier one, or -1."""
     first_box, boxes, dims, stores = plan
@@ -355,7 +310,7 @@ def _read_row(row: Any, positions: Any, plan: Any, found: Any, work: Any) -> Any
     return differs
 
 
-@_kept
+@kept
 def read(items: Any, plan: Any, like: Any, flags: Any) -> None:
     """Read the positions of all ``items`` into their values and held flags (as ``flags`` [0], bool).
 
@@ -363,13 +318,13 @@ def read(items: Any, plan: Any, like: Any, flags: Any) -> None:
     """
     work = _work()
     for n in range(items.size):
-        positions = carray(_pointer(items[n].positions, plan[0]), (items[n].num,))
-        values = carray(_pointer(items[n].values, like), (items[n].num,))
-        held = carray(_pointer(items[n].held, flags), (items[n].num,))
+        positions = carray(pointer(items[n].positions, plan[0]), (items[n].num,))
+        values = carray(pointer(items[n].values, like), (items[n].num,))
+        held = carray(pointer(items[n].held, flags), (items[n].num,))
         items[n].done = _read_row(items[n].row, positions, plan, (values, held), work)
 
 
-@_kept
+@kept
 def _list_row(row: Any, positions: Any, plan: Any, room: Any, work: Any) -> Any:
     """List what all boxes of ``row`` hold; how many positions, and as ``_read_row``."""
     first_box, boxes, dims, stores = plan
@@ -388,7 +343,7 @@ def _list_row(row: Any, positions: Any, plan: Any, room: Any, work: Any) -> Any:
     return count, differs
 
 
-@_kept
+@kept
 def _unlike(positions: Any, sent: Any, listed: Any, values: Any) -> Any:
     """At how many of the ``listed`` positions, a part of ``positions``, ``values`` are not as ``sent``."""
     wrong, j = _U(0), _U(0)
@@ -399,7 +354,7 @@ def _unlike(positions: Any, sent: Any, listed: Any, values: Any) -> Any:
     return wrong
 
 
-@_kept
+@kept
 def gather(items: Any, plan: Any, room: Any, ends: Any, wrong: Any) -> None:
     """List what is held of all ``items``, one after another, in ``room``, which has a place for each entry.
 
@@ -411,11 +366,11 @@ def gather(items: Any, plan: Any, room: Any, ends: Any, wrong: Any) -> None:
     listed, values, read_values, held = room
     end = _U(0)
     for n in range(items.size):
-        positions = carray(_pointer(items[n].positions, plan[0]), (items[n].num,))
+        positions = carray(pointer(items[n].positions, plan[0]), (items[n].num,))
         rest = listed[end:], values[end:], read_values, held
         count, items[n].done = _list_row(items[n].row, positions, plan, rest, work)
         if items[n].action == _SET:
-            sent = carray(_pointer(items[n].values, values), (items[n].num,))
+            sent = carray(pointer(items[n].values, values), (items[n].num,))
             wrong[n] = _unlike(positions, sent, rest[0][:count], rest[1][:count])
         end += count
         ends[n] = end

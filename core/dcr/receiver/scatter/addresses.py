@@ -1,0 +1,55 @@
+"""Memory by address in compiled loops, which numba does not offer by itself; see ``compiled``.
+
+Apart from the loops because numba keeps compiled code by file: what these generate hardly changes.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+numba: Any = import_module("numba")  # its types do not say what it exports
+intrinsic: Any = import_module("numba.extending").intrinsic
+types: Any = numba.types
+
+
+def kept(function: Callable[..., Any]) -> Any:
+    """Compiled code on disk, or in this process only where the installation is read-only."""
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:
+        return numba.njit(nogil=True)(function)
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def pointer(typing_context: Any, address: Any, like: Any) -> Any:
+    """``address`` as a pointer to elements of ``like``."""
+    to = types.CPointer(like.dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return to(types.int64, like), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def at_address(typing_context: Any, address: Any, like: Any) -> Any:
+    """The element of the type of ``like`` at ``address``."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_data_type(like.dtype).as_pointer()
+        return builder.load(builder.inttoptr(args[0], kind))
+
+    return like.dtype(types.uint64, like), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def store_at(typing_context: Any, address: Any, value: Any, like: Any) -> Any:
+    """Write ``value`` at ``address`` as an element of the type of ``like``: sums of small ones are large."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_data_type(like.dtype).as_pointer()
+        number = context.cast(builder, args[1], value, like.dtype)
+        builder.store(number, builder.inttoptr(args[0], kind))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, value, like), generate
