@@ -85,23 +85,33 @@ def replay(
 
     ``tell`` is told how many are done.
     """
-    mixed: list[Answer] = []
-    replayed = missing = compared = told_apart = 0
+    total = Verdict([], 0, 0, 0, 0)
     for version, group in groupby(sampled, key=lambda answer: answer.version):
-        answers = list(group)
-        path = copy_of(version)
+        answers, path = list(group), copy_of(version)
         if path is None:
-            missing += len(answers)
-            continue
-        before = copy_of(version - 1)
-        probes = [] if before is None else answers[::_TOLD_APART_EVERY]
-        if before is not None:
-            dense.fill(before)
-        others = [dense.answer(answer) for answer in probes]
-        dense.fill(path)
-        mixed += [answer for answer in answers if is_mixed(answer, dense.answer(answer))]
-        compared += len(probes)
-        told_apart += sum(is_mixed(answer, other) for answer, other in zip(probes, others, strict=True))
-        replayed += len(answers)
-        tell(replayed + missing)
-    return Verdict(mixed, replayed, missing, compared, told_apart)
+            total = _sum(total, Verdict([], 0, len(answers), 0, 0))
+        else:
+            total = _sum(total, _replay_version(answers, dense, path, copy_of(version - 1)))
+        tell(total.num_replayed + total.num_without_copy)
+    return total
+
+
+def _replay_version(answers: list[Answer], dense: Dense, path: Path, before: Path | None) -> Verdict:
+    probes: list[Answer] = []
+    if before is not None:
+        probes = answers[::_TOLD_APART_EVERY]
+        dense.fill(before)
+    others = [is_mixed(answer, dense.answer(answer)) for answer in probes]
+    dense.fill(path)
+    mixed = [answer for answer in answers if is_mixed(answer, dense.answer(answer))]
+    return Verdict(mixed, len(answers), 0, len(probes), sum(others))
+
+
+def _sum(one: Verdict, other: Verdict) -> Verdict:
+    return Verdict(
+        one.mixed + other.mixed,
+        one.num_replayed + other.num_replayed,
+        one.num_without_copy + other.num_without_copy,
+        one.num_compared + other.num_compared,
+        one.num_told_apart + other.num_told_apart,
+    )

@@ -95,30 +95,38 @@ def unverified(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 def problems(found: Evidence) -> list[str]:
     """What is wrong, a sentence each; empty if nothing is."""
-    bits, wrong = differing_bits(found.rows), []
-    if found.failure:
-        wrong.append(f"the run failed: {found.failure}")
-    if bits is None:
-        wrong.append("not every refit was compared with a dense one")
-    elif bits:
-        wrong.append(f"{bits} bits differ from dense refits")
-    wrong += [
-        f"version {version} was never compared with a dense refit" for version in unverified(found.rows)
-    ]
+    wrong = [f"the run failed: {found.failure}"] if found.failure else []
+    wrong += _wrong_bits(found.rows)
     wrong += [f"version {version} was lost: {how}" for version, how in sorted(found.lost.items())]
     wrong += [
         f"version {version} was never committed but served or reported" for version in found.uncommitted
     ]
-    wrong += [f"mixed answer {_of(answer)}" for answer in found.verdict.mixed]
-    wrong += [f"stale answer {_of(answer)}: a newer version was served before" for answer in found.stale]
-    if not found.verdict.num_replayed:
-        wrong.append("no answer was replayed")
-    elif found.verdict.num_compared and not found.verdict.num_told_apart:
-        wrong.append("no replayed answer can be told from the version before: the replay proves nothing")
+    wrong += _wrong_answers(found)
     wrong += [
         f"fault {struck.number} ({struck.kind}, {struck.victim}) was never recovered from"
         for struck in found.unrecovered
     ]
+    return wrong
+
+
+def _wrong_bits(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    bits = differing_bits(rows)
+    wrong = [f"version {version} was never compared with a dense refit" for version in unverified(rows)]
+    if bits is None:
+        wrong.append("not every refit was compared with a dense one")
+    elif bits:
+        wrong.append(f"{bits} bits differ from dense refits")
+    return wrong
+
+
+def _wrong_answers(found: Evidence) -> list[str]:
+    verdict = found.verdict
+    wrong = [f"mixed answer {_of(answer)}" for answer in verdict.mixed]
+    wrong += [f"stale answer {_of(answer)}: a newer version was served before" for answer in found.stale]
+    if not verdict.num_replayed:
+        wrong.append("no answer was replayed")
+    elif verdict.num_compared and not verdict.num_told_apart:
+        wrong.append("no replayed answer can be told from the version before: the replay proves nothing")
     return wrong
 
 
