@@ -38,7 +38,7 @@ def localize(mapping: Any, size: int, rank: int) -> Any:
     from megatron.bridge.models.conversion.param_mapping import MegatronParamMapping
 
     own: type[Any] = type(mapping)
-    local: Any = _local_class(own)  # type: ignore[arg-type]
+    local: Any = own if issubclass(own, _Local) else _local_class(own)  # type: ignore[arg-type]
     clone = local.__new__(local)
     vars(clone).update(vars(mapping))
     clone._dcr_size, clone._dcr_rank = size, rank
@@ -58,24 +58,24 @@ def select(
 
     ``modify`` is applied to the converted tensors. Memory: about 60 bytes an element of the whole tensor.
     """
-    import torch
-
     size, rank = mapping._dcr_size, mapping._dcr_rank
     count = int(np.prod(shape, dtype=np.int64))
     if count * size > MOST_ELEMENTS:
         return f"{count * size} elements are too many to trace through an unknown mapping class"
-    draws = np.unique(np.random.default_rng(count).integers(0, 1 << _SHIFT, count * 2 + 8, dtype=np.int64))
-    tokens = np.random.default_rng(1).permutation(draws)[:count]
-    local = torch.from_numpy(tokens + (np.int64(rank) << _SHIFT)).reshape(shape)
-    try:
-        converted = dict(mapping.megatron_to_hf(local, module))
-        converted = dict(modify(converted)) if modify else converted
-    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, AssertionError) as err:
-        return f"its conversion fails on traced values: {err}"
+    tokens = _tokens(count)
+    here = _converted(mapping, module, tokens.reshape(shape), modify)
+    there = here
+    if size > 1 and not isinstance(here, str):
+        other = localize(mapping, size, (rank + 1) % size)
+        there = _converted(other, module, tokens.reshape(shape), modify)
+    if isinstance(here, str) or isinstance(there, str):
+        return here if isinstance(here, str) else str(there)
     order = np.argsort(tokens)
     found = []
-    for name, tensor in converted.items():
-        selection = _read(name, tensor, (tokens, order), size, rank)
+    for name, tensor in here.items():
+        # what is gathered is the same on all ranks; what is replicated comes from one's own
+        split = size > 1 and name in there and tensor.equal(there[name])
+        selection = _read(name, tensor, (tokens, order), (size, rank), split)
         if isinstance(selection, str):
             return selection
         if selection is not None:
@@ -83,11 +83,34 @@ def select(
     return tuple(found)
 
 
+def _tokens(count: int) -> Indices:
+    """Different random numbers [count] of 48 bits; the same for the same count."""
+    draws = np.unique(np.random.default_rng(count).integers(0, 1 << _SHIFT, count * 2 + 8, dtype=np.int64))
+    return np.random.default_rng(1).permutation(draws)[:count]
+
+
+def _converted(
+    mapping: Any,
+    module: object,
+    tokens: Indices,
+    modify: "Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None",
+) -> "dict[str, torch.Tensor] | str":
+    """Converted tokens of the rank on which the mapping stands, or the error."""
+    import torch
+
+    local = torch.from_numpy(tokens + (np.int64(mapping._dcr_rank) << _SHIFT))
+    try:
+        converted = dict(mapping.megatron_to_hf(local, module))
+        return dict(modify(converted)) if modify else converted
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, AssertionError) as err:
+        return f"its conversion fails on traced values: {err}"
+
+
 def _read(
-    name: str, tensor: "torch.Tensor", drawn: tuple[Indices, Indices], size: int, rank: int
+    name: str, tensor: "torch.Tensor", drawn: tuple[Indices, Indices], place: tuple[int, int], split: bool
 ) -> Selection | str | None:
-    """Where each local token is in a converted tensor; None if the tensor holds no token at all."""
-    tokens, order = drawn
+    """Where each local token is in a converted tensor; None if the tensor is a constant."""
+    (tokens, order), (size, rank) = drawn, place
     if tensor.is_floating_point():
         return None if _is_constant(tensor) else f"{name!r} is computed in floating point"
     flat = tensor.reshape(-1).numpy().astype(np.int64)
@@ -97,12 +120,14 @@ def _read(
     if not known.all():
         return f"{name!r} holds values that no single source element has"
     mine = np.flatnonzero(ranks == rank)
+    if not split and mine.size != flat.size:
+        return f"{name!r} mixes ranks in a way that differs by rank"
     source = order[at[mine]]
     if np.unique(source).size != source.size:
         return f"one source element feeds several of {name!r}"
     table = np.full(tokens.size, -1, dtype=np.int64)
     table[source] = mine
-    return Selection(name, tuple(tensor.shape), table, split=bool((ranks != rank).any()))
+    return Selection(name, tuple(tensor.shape), table, split)
 
 
 def _is_constant(tensor: "torch.Tensor") -> bool:

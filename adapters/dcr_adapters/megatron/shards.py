@@ -23,6 +23,8 @@ from dcr_adapters.megatron.residual import ResidualConversion
 
 SERVED_DTYPES = ("bfloat16", "float16", "float32")
 
+_GLANCED = 16
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
@@ -111,7 +113,9 @@ class MegatronShards:
         return stored_bits(value) if value.is_cpu else value.reshape(-1)
 
     def counters(self) -> str:
-        """Digest of the version counters of all parameters.
+        """Digest of version counters and of a few elements of every parameter.
+
+        Megatron's optimizers write through ``.data``, which no counter sees; the elements do.
 
         Raises:
             UnsupportedPath: parameters are still to be gathered by a hook of the next forward pass.
@@ -119,7 +123,7 @@ class MegatronShards:
         for chunk in self._chunks:
             _refuse_pending_gather(chunk)
         parameters = {held.parameter.name: held.parameter for held in self._held.values()}
-        lines = (f"{name} {parameter.live()._version}" for name, parameter in sorted(parameters.items()))
+        lines = (f"{name} {_glance(parameter.live())}" for name, parameter in sorted(parameters.items()))
         return digest_hex("\n".join(lines).encode())
 
     def _add(self, found: Found, direct: Direct, piece: Piece) -> AffineTask:
@@ -141,6 +145,13 @@ class MegatronShards:
         if self._served is not None and dtype.is_floating_point:
             dtype = self._served
         return served_spec(piece.name, piece.shape, dtype, found.alias)
+
+
+def _glance(tensor: torch.Tensor) -> str:
+    """Version counter and some elements' bits."""
+    flat = tensor.detach().reshape(-1)
+    some = flat[:: max(1, flat.numel() // _GLANCED)][:_GLANCED]
+    return f"{tensor._version} {stored_bits(some).tobytes().hex()}"
 
 
 def _gathered(mine: tuple[Any, ...]) -> list[tuple[Any, ...]]:
