@@ -150,6 +150,12 @@ class SmallRun:
             receiver.lease.extend(sent_s + grant.seconds)
         return refused
 
+    def leave(self, name: str) -> tuple[str, ...]:
+        """Its process has ended its lease and asks; the members that remain."""
+        receiver = self.receivers[name]
+        receiver.lease.end()
+        return self.service.leave(name, receiver.agent.incarnation)
+
     def sync(self) -> TransitionReport:
         """Train one step and publish it."""
         self.present()

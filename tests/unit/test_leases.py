@@ -292,6 +292,19 @@ def test_an_admission_that_fails_does_not_end_the_thread(
     assert lease.valid()
 
 
+def test_one_that_leaves_serves_no_more_and_says_so(lease: Lease, coordinator: Coordinator) -> None:
+    extended = threading.Event()
+    lease.on_extend(extended.set)
+    keeper = LeaseKeeper(
+        Receiver(), lease, Party("coordinator", coordinator, CommitConfig()), on_refused=never
+    )
+    assert extended.wait(WAIT_S)
+    keeper.leave()
+    assert coordinator.seen[-1] == ("leave", {"receiver": "runtime-0", "incarnation": "i1"})
+    lease.extend(1e9)
+    assert not lease.valid()
+
+
 def _raise(error: Exception) -> Callable[[], LeaseGrant]:
     def fail() -> LeaseGrant:
         raise error

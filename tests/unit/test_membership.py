@@ -193,6 +193,19 @@ def test_only_those_that_did_not_answer_are_silent() -> None:
     assert "b: AttemptFailed: a check failed" in str(failed)
 
 
+def test_only_the_process_that_has_the_name_leaves(plane: Plane, context: Context) -> None:
+    """The request of one that has ended arrives late: its successor serves already."""
+    context.book.meet("b", "second")
+    for name, incarnation in (("b", "first"), ("a", "first")):
+        with pytest.raises(Conflict, match=f"not as {incarnation}"):
+            plane.run(leave_run(context, name, incarnation))
+    assert plane.state.members == NAMES
+    grant_lease(context, plane.state, receiver="b", incarnation="second", held=GENESIS)
+    assert plane.run(leave_run(context, "b", "second")).members == ("a", "c")
+    with pytest.raises(Conflict, match="evicted"):
+        grant_lease(context, new_run(RECORD, NAMES), receiver="b", incarnation="second", held=GENESIS)
+
+
 # ---- eviction ----
 
 
@@ -285,7 +298,8 @@ def test_an_attempt_is_not_opened_with_other_members_than_it_was_prepared_with(
 ) -> None:
     plane.state, attempt = attempted(plane.state)
     required = plane.state.members
-    plane.run(leave_run(context, "c"))
+    context.book.meet("c", "i")
+    plane.run(leave_run(context, "c", "i"))
     with pytest.raises(AttemptFailed, match="c joined or left"):
         plane.run(open_transition(context, attempt, required))
     plane.state = join(plane.state, "c", RECORD, epoch=1, nonce="j")

@@ -198,17 +198,17 @@ def test_a_receiver_that_the_roster_does_not_name_joins_and_is_required(run: Sma
 def test_a_receiver_leaves_in_mid_attempt_and_the_others_go_on(run: SmallRun) -> None:
     for when in ("fence", "finish"):
         name = "runtime-0" if when == "fence" else "runtime-1"
-        run.before["runtime-2", when] = partial(run.service.leave, name)
+        run.before["runtime-2", when] = partial(run.leave, name)
         report = run.sync()
         assert (name in report.manifest.required, report.num_attempts) == (False, 2)
     assert run.state.members == ("runtime-2",)
-    assert run.service.leave("runtime-1") == ("runtime-2",)
+    assert run.leave("runtime-1") == ("runtime-2",)
     assert run.renew() == ["runtime-0", "runtime-1"]
 
 
 def test_without_any_member_nothing_is_committed(run: SmallRun) -> None:
     for name in NAMES:
-        run.service.leave(name)
+        run.leave(name)
     with pytest.raises(AttemptFailed, match="0 receivers are members"):
         run.sync()
     run.service.admit("runtime-2")
@@ -218,7 +218,7 @@ def test_without_any_member_nothing_is_committed(run: SmallRun) -> None:
 def test_a_request_waits_for_receivers_that_are_just_joining(run: SmallRun) -> None:
     """They could not join any more once it has begun."""
     for name in NAMES:
-        run.service.leave(name)
+        run.leave(name)
     run.config = replace(CONFIG, collect_deadline_s=10.0)
     run.service = run.new_service()
     run.service.open_run(resume=True)

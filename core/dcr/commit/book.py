@@ -40,6 +40,13 @@ class MembershipBook:
                 raise Conflict(f"{name} was restarted as {known}; {incarnation} must not serve")
             self._granted[name] = max(now, self._granted.get(name, now))
 
+    def check(self, name: str, incarnation: str) -> None:
+        """Raise Conflict unless ``incarnation`` is the process that is known to be ``name``."""
+        with self._lock:
+            known = self._incarnations.get(name)
+        if known != incarnation:
+            raise Conflict(f"{name} is known as {known or 'no process'} here, not as {incarnation}")
+
     def refuse(self, name: str) -> float:
         """Grant ``name`` nothing until it is admitted; returns when the last request was granted to it."""
         with self._lock:

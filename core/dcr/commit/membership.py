@@ -98,12 +98,21 @@ def join_run(context: Context, receiver: str, record: CommitRecord, incarnation:
     context.book.admit(receiver, incarnation)
 
 
-def leave_run(context: Context, receiver: str) -> Script[ControlState]:
-    """Do without ``receiver``, whose gate is shut for good; an attempt under way fails and is repeated.
+def leave_run(context: Context, receiver: str, incarnation: str) -> Script[ControlState]:
+    """Do without ``receiver``, whose process ``incarnation`` will never serve again.
+
+    An attempt that is under way fails with its commit, and is repeated.
 
     Raises:
-        Conflict: another coordinator took over.
+        Conflict: another coordinator took over; or its name is another process's by now, or is not known to
+            be its own, so that nobody knows whether it serves: then it is evicted in time.
     """
+    context.book.check(receiver, incarnation)
+    return (yield from remove(context, receiver))
+
+
+def remove(context: Context, receiver: str) -> Script[ControlState]:
+    """Do without ``receiver``, which holds no lease and is granted none."""
     context.book.refuse(receiver)
     return (
         yield from change(lambda state: leave(state, receiver, epoch=context.epoch, nonce=context.nonce()))
@@ -151,5 +160,5 @@ def evict(context: Context, receiver: str) -> Script[None]:
     over = context.book.refuse(receiver) + config.lease_s + config.lease_skew_s
     while (left_s := over - context.clock()) > 0:
         yield Pause(left_s)
-    yield from leave_run(context, receiver)
+    yield from remove(context, receiver)
     logger.warning("%s is evicted: it left calls unanswered; it may be admitted again", receiver)

@@ -113,17 +113,18 @@ class CoordinatorService:
         state = self._driver.plane.read(self._driver.run)
         return grant_lease(context, state, receiver=receiver, incarnation=incarnation, held=held)
 
-    def leave(self, receiver: str) -> tuple[str, ...]:
+    def leave(self, receiver: str, incarnation: str) -> tuple[str, ...]:
         """Do without ``receiver`` from now on; the members that remain. Idempotent.
 
-        Only for a receiver whose gate is shut for good: nobody waits for its lease to run out. It does not
+        Only from a process that will never serve again: nobody waits for its lease to run out. It does not
         wait for a transition in progress, whose present attempt fails and is repeated without it.
 
         Raises:
             ConfigError: it has a name that is not a receiver's.
+            Conflict: ``incarnation`` is not known to be the process of that name; it is evicted in time.
         """
         check_name(receiver, self._roster.owners)
-        return self._driver.execute(leave_run(self._opened(), receiver)).members
+        return self._driver.execute(leave_run(self._opened(), receiver, incarnation)).members
 
     def rollback(self) -> Rollback:
         """Have every member serve the committed version again, whatever it holds; see ``giving_up.rollback``.

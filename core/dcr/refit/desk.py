@@ -102,9 +102,9 @@ class Desk:
         """See ``CoordinatorService.renew``."""
         return self._ask(lambda service: service.renew(receiver, incarnation, held))
 
-    def leave(self, receiver: str) -> tuple[str, ...]:
+    def leave(self, receiver: str, incarnation: str) -> tuple[str, ...]:
         """See ``CoordinatorService.leave``."""
-        return self._ask(lambda service: service.leave(receiver))
+        return self._ask(lambda service: service.leave(receiver, incarnation))
 
     def rollback(self) -> Rollback:
         """See ``CoordinatorService.rollback``."""

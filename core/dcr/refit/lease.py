@@ -54,6 +54,20 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
 
+    def leave(self) -> None:
+        """End the lease for good and have the run do without this receiver at once. Before the process ends.
+
+        Requests in flight are not answered any more. Nothing else of this process may ask to be admitted.
+
+        Raises:
+            RefitError: the run does not know; it goes on without this receiver when it has been silent for
+                long enough.
+        """
+        self._lease.end()
+        self.close()
+        name, incarnation = self._receiver.name, self._receiver.incarnation
+        self._coordinator.now("leave", tuple[str, ...], _ANSWER_S, receiver=name, incarnation=incarnation)
+
     def close(self) -> None:
         """Renew no more; idempotent. What is granted stays valid until it runs out or is ended."""
         self._closed.set()

@@ -57,20 +57,23 @@ def ask(opened: "OpenedRun") -> "Rollback":
         ConfigError: no coordinator of the run answers.
     """
     from dcr.commit.context import Rollback
+    from dcr.commit.remote import HttpCaller
     from dcr.errors import ConfigError, Unreachable
     from dcr.model import CommitRecord
 
-    commit = opened.config.commit
-    coordinator = opened.site.coordinator(commit)
+    commit, caller = opened.config.commit, HttpCaller(opened.site.peers)
+    coordinator = opened.site.coordinator(commit, caller)
     try:
         coordinator.patiently("record", CommitRecord, _FIND_S)
-    except Unreachable:
+        longest_s = commit.restore_deadline_s + 2 * commit.fence_deadline_s
+        return coordinator.now("rollback", Rollback, longest_s)
+    except Unreachable as err:
         raise ConfigError(
-            f"no coordinator of {opened.folder.root} answers: without one nothing is served; continue the run"
-            " with resume=true, which restores its runtimes"
+            f"no coordinator of {opened.folder.root} answers ({err}): without one nothing is served; continue"
+            " the run with resume=true, which restores its runtimes"
         ) from None
-    longest_s = commit.restore_deadline_s + 2 * commit.fence_deadline_s
-    return coordinator.now("rollback", Rollback, longest_s)
+    finally:
+        caller.close()
 
 
 def findings(done: "Rollback") -> list[Finding]:
