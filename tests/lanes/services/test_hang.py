@@ -64,10 +64,12 @@ class Live:
 def _running(root: Path) -> Iterator[Live]:
     driver = start(root, *WORDS)
     folder = RunFolder(root)
+    hung = RemoteRuntime(Peers(folder.endpoints), HUNG, timeout_s=200.0)
     try:
         _until(lambda: (folder.root / "metrics.jsonl").exists(), driver)
-        yield Live(folder, RemoteRuntime(Peers(folder.endpoints), HUNG, timeout_s=200.0))
+        yield Live(folder, hung)
     finally:
+        hung.close()
         driver.terminate()
         driver.communicate(timeout=60)
 
