@@ -30,7 +30,27 @@ def check_together(config: RunConfig) -> None:
         raise ConfigError("commit.endpoints: commit.name=etcd needs client URLs, [http://host:2379, ...]")
     if config.commit.name != "etcd" and config.commit.endpoints:
         raise ConfigError(f"commit.endpoints: commit={config.commit.name} has none; use commit=etcd")
+    _check_transport(config)
     _check_runtime(config)
+
+
+def _check_transport(config: RunConfig) -> None:
+    told = config.transport
+    if told.name != "s3":
+        for key in ("bucket", "endpoint", "region", "prefix"):
+            if getattr(told, key):
+                raise ConfigError(f"transport.{key}: transport={told.name} has none; use transport=s3")
+        return
+    if told.path:
+        raise ConfigError("transport.path: transport=s3 has a bucket, no folder; use transport.prefix")
+    if told.endpoint and not told.bucket:
+        raise ConfigError(f"transport.bucket: name a bucket that exists at {told.endpoint}")
+    if told.endpoint and not told.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"transport.endpoint: {told.endpoint!r} must start with http:// or https://")
+    if config.runtime.name == "vllm":
+        raise ConfigError(
+            "transport: workers of runtime=vllm read payloads from a folder; use transport=directory"
+        )
 
 
 def _check_absences(config: RunConfig) -> None:

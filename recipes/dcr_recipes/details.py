@@ -14,18 +14,21 @@ from dcr.model import Catalogue, Manifest, from_json
 from dcr.transport.base import Archive
 from dcr_recipes.summary import MetricsLog, Row
 from dcr_recipes.trace.seconds import StageClock
+from dcr_recipes.traffic import TrafficMeter
 
 
 @dataclass(frozen=True, slots=True)
 class StepDetails:
     """``archive`` None: a dense refit, which has no payloads; ``clock`` None: no stages are recorded.
 
-    ``change_rates`` gets a row per step, ``changed``: tensor -> [changed elements, elements].
+    ``traffic`` None: payloads are not counted in the store. ``change_rates`` gets a row per step,
+    ``changed``: tensor -> [changed elements, elements].
     """
 
     change_rates: Path
     archive: Archive | None = None
     clock: StageClock | None = None
+    traffic: TrafficMeter | None = None
 
     def columns(self, step: int, manifest: str, *, timed: bool) -> Row:
         """Columns of the step's row, for the refit whose manifest has that digest ("": dense).
@@ -36,6 +39,8 @@ class StepDetails:
         if self.clock is not None:
             seconds = self.clock.take()
             row |= {f"refit/{name}_s": value if timed else None for name, value in seconds.items()}
+        if self.traffic is not None:
+            row |= {f"refit/{name}": value for name, value in self.traffic.take().items()}
         if self.archive is not None and manifest:
             row |= self._payloads(step, self.archive, manifest)
         return row
@@ -48,6 +53,8 @@ class StepDetails:
         """A refit begins: nothing that processes did before counts for it."""
         if self.clock is not None:
             self.clock.take()
+        if self.traffic is not None:
+            self.traffic.take()
 
     def _payloads(self, step: int, archive: Archive, digest: str) -> Row:
         manifest = from_json(Manifest, archive.get_object("manifest", digest))

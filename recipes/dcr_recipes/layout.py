@@ -58,6 +58,11 @@ class RunFolder:
         return self.root / "store"
 
     @property
+    def s3(self) -> Path:
+        """The run's own S3 server: data, configuration, log; only with transport=s3 and no bucket."""
+        return self.root / "s3"
+
+    @property
     def control(self) -> Path:
         """SQLite file that holds the commit record."""
         return self.root / "control.sqlite"
@@ -111,6 +116,11 @@ class RunFolder:
     def change_rates(self) -> Path:
         """One JSON object per step: changed elements of every tensor."""
         return self.root / "change_rates.jsonl"
+
+    @property
+    def traffic(self) -> Path:
+        """One ``<process>-<incarnation>.json`` per start: payload bytes that it stored and fetched."""
+        return self.root / "traffic"
 
     @property
     def trace(self) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dcr.transport.durable import replace_durably
+from dcr_recipes.traffic import DOWNLOADED, UPLOADED
 
 Row: TypeAlias = dict[str, Any]
 """One step: flat, JSON scalars only."""
@@ -45,16 +46,24 @@ def summarize(
 ) -> Row:
     """Figures of the whole run. Bytes are sums over its refits, ``changed_fraction`` is the mean.
 
-    ``differing_bits`` is the sum over all refits and instances, None if none was verified.
+    ``uploaded_bytes`` and ``downloaded_bytes`` are payload bytes that owners stored and receivers fetched,
+    as counted where the store is asked, if they were. ``differing_bits`` is the sum over all refits and
+    instances, None if none was verified.
     """
     verified = [row["verify/differing_bits"] for row in rows if "verify/differing_bits" in row]
     changed = [row["refit/changed_fraction"] for row in rows]
+    traffic = {
+        name: sum(row[f"refit/{name}"] for row in rows if f"refit/{name}" in row)
+        for name in (UPLOADED, DOWNLOADED)
+        if any(f"refit/{name}" in row for row in rows)
+    }
     return {
         "num_steps": len(rows),
         "final_version": final_version,
         "differing_bits": sum(verified) if verified or not rows else None,
         "payload_bytes": sum(row["refit/payload_bytes"] for row in rows),
         "dense_bytes": sum(row["refit/dense_bytes"] for row in rows),
+        **traffic,
         "changed_fraction": sum(changed) / len(changed) if changed else 0.0,
         "weights_digest": weights_digest,
         "rewards": [row["reward/mean"] for row in rows],

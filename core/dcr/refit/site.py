@@ -24,11 +24,15 @@ def owner_name(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One run as any of its processes sees it. ``endpoints`` is a folder that all of them can read."""
+    """One run as any of its processes sees it. ``endpoints`` is a folder that all of them can read.
+
+    ``ahead``: payloads that a receiver fetches while it applies another one.
+    """
 
     run: RunId
     store: ObjectStore
     endpoints: Path
+    ahead: int = 0
 
     @property
     def archive(self) -> StoreArchive:
@@ -38,7 +42,7 @@ class Site:
     @property
     def transport(self) -> ObjectTransport:
         """A fresh end of the payload transport; each side keeps its own."""
-        return ObjectTransport(self.store, self.run)
+        return ObjectTransport(self.store, self.run, ahead=self.ahead)
 
     @property
     def peers(self) -> Peers:

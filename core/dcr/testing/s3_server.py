@@ -4,6 +4,7 @@ For tests, and for runs that have no object store of their own. It is ended by `
 acknowledged survives that, and an orderly end takes it half a minute.
 """
 
+import fcntl
 import json
 import os
 import secrets
@@ -25,6 +26,13 @@ from dcr.transport.durable import replace_durably
 from dcr.transport.s3_client import S3Address, connect, explained
 
 BUCKET = "dcr-run"
+_EXEC = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL; kept through exec
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes the server, which the kernel then ends with the thread that started it."""
 _START_S = 90.0
 _ROLES = ("master", "volume", "filer", "s3")
 _OPTIONS = (
@@ -62,13 +70,23 @@ class _Made:
 class S3Server:
     """One server with everything of it under ``folder``; nothing runs before ``start``.
 
-    A server that is started again keeps its credentials, and its ports if they are still free.
+    A server that is started again keeps its credentials, and its ports if they are still free. It holds
+    a lock on the folder, so that no second one is ever started on the same data.
+
+    Raises:
+        ConfigError: a server runs on ``folder`` already.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
         (self._folder / "data").mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise ConfigError(f"an S3 server runs on {self._folder} already") from None
         self._made = self._remembered()
 
     @property
@@ -89,9 +107,11 @@ class S3Server:
         Raises:
             Unreachable: it does not come up in time.
         """
-        command = self.command()
+        command = [sys.executable, "-c", _EXEC, str(os.getpid()), *self.command()]
         with (self._folder / "server.log").open("ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self._folder, pass_fds=(self._lock,)
+            )
         self._process = process
         self.wait_ready(lambda: process.poll() is None)
 
@@ -115,6 +135,18 @@ class S3Server:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def close(self) -> None:
+        """End it and let others have the folder. Idempotent."""
+        self.kill()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def pause(self) -> None:
         """Stop it without ending it (SIGSTOP)."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from dcr import observe
 from dcr.errors import ConfigError, Conflict, MissingObject, StoreError
 from dcr.model import new_nonce
 from dcr.transport.disk_errors import explained, locked
@@ -44,6 +45,7 @@ class DirectoryStore:
             for _ in range(_MAX_TRIES):
                 if _holds(path, data) or _create(path, data):
                     sync_path(path.parent)
+                    observe.point("store.put", key=key, num_bytes=len(data))
                     return
         raise StoreError(f"object {path} keeps appearing and vanishing; retry when nobody collects it")
 
@@ -52,10 +54,12 @@ class DirectoryStore:
         path = self._path(key)
         with explained(path):
             try:
-                return path.read_bytes()
+                data = path.read_bytes()
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 self._check_root()
                 raise MissingObject(f"no object {path}") from None
+        observe.point("store.get", key=key, num_bytes=len(data))
+        return data
 
     def list(self, prefix: str) -> list[str]:
         """Keys that start with ``prefix``, sorted. Temporaries and files that are no keys are left out."""

@@ -6,9 +6,11 @@ built from the owners' closed lists, is what a receiver must match before it ans
 """
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
 
 from dcr.codec import payload_digest
 from dcr.errors import AttemptFailed, MissingObject, PayloadError
@@ -21,11 +23,13 @@ class ObjectTransport:
     """Transport over an ObjectStore, bound to one run. Thread-safe.
 
     An attempt counts as busy here while a store operation of it is under way. Once stopped it stays
-    stopped: attempts are never reused (P3).
+    stopped: attempts are never reused (P3). While one payload is being applied, the next ``ahead`` are
+    fetched, each in a thread of its own.
     """
 
-    def __init__(self, store: ObjectStore, run: RunId) -> None:
+    def __init__(self, store: ObjectStore, run: RunId, *, ahead: int = 0) -> None:
         self._store = store
+        self._ahead = ahead
         self._run = check_segment(run, "run id")
         self._stopped: set[AttemptId] = set()
         self._closed: set[tuple[AttemptId, int]] = set()
@@ -70,10 +74,13 @@ class ObjectTransport:
         Raises:
             AttemptFailed: ``attempt`` was stopped here, also between two payloads.
         """
-        for owner, sequence in sorted(self._visible(attempt).difference(seen)):
-            with suppress(MissingObject):  # collected since it was listed: a dead attempt
-                with self._working(attempt):
-                    data = self._store.get(payload_key(self._run, attempt, owner, sequence))
+        wanted = sorted(self._visible(attempt).difference(seen))
+        if self._ahead and len(wanted) > 1:
+            yield from self._fetch_ahead(attempt, wanted)
+            return
+        for owner, sequence in wanted:
+            data = self._get(attempt, owner, sequence)
+            if data is not None:
                 self._check_live(attempt)
                 yield PayloadRef(owner, sequence, _own_digest(data), len(data)), data
 
@@ -85,6 +92,35 @@ class ObjectTransport:
         with self._changed:
             self._stopped.add(attempt)
             self._changed.wait_for(lambda: not self._busy[attempt])
+
+    def _fetch_ahead(
+        self, attempt: AttemptId, wanted: list[tuple[int, int]]
+    ) -> Iterator[tuple[PayloadRef, bytes]]:
+        """As ``fetch``; never more than ``ahead`` payloads are held here besides the one that is given."""
+        queue: deque[tuple[int, int, Future[bytes | None]]] = deque()
+        rest = iter(wanted)
+        with ThreadPoolExecutor(self._ahead, thread_name_prefix="fetch") as pool:
+            try:
+                while True:
+                    for owner, sequence in islice(rest, self._ahead - len(queue)):
+                        queue.append((owner, sequence, pool.submit(self._get, attempt, owner, sequence)))
+                    if not queue:
+                        return
+                    owner, sequence, coming = queue.popleft()
+                    data = coming.result()
+                    if data is not None:
+                        self._check_live(attempt)
+                        yield PayloadRef(owner, sequence, _own_digest(data), len(data)), data
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _get(self, attempt: AttemptId, owner: int, sequence: int) -> bytes | None:
+        """The payload's bytes; None if it was collected since it was listed: a dead attempt."""
+        try:
+            with self._working(attempt):
+                return self._store.get(payload_key(self._run, attempt, owner, sequence))
+        except MissingObject:
+            return None
 
     def _visible(self, attempt: AttemptId) -> set[tuple[int, int]]:
         prefix = f"{self._run}/{PAYLOAD}/{attempt}/"

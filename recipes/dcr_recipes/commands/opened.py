@@ -1,5 +1,6 @@
 """A run folder as a command that only looks at it sees it."""
 
+import atexit
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from dcr.model import ControlState
 from dcr.refit import Site
 from dcr_recipes.config import RunConfig
 from dcr_recipes.layout import LATEST, RunFolder
-from dcr_recipes.processes.serving import control_of, site_of
+from dcr_recipes.processes.serving import control_of, owns_server, site_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,23 @@ def open_run(root: Path | None) -> OpenedRun:
     control = control_of(folder, config)
     if control.name == "sqlite" and not folder.control.is_file():  # looking at it must not create it
         raise ConfigError(f"{root} has not committed a version yet")
+    if owns_server(config):
+        _serve_objects(folder)
     opened = OpenedRun(folder, config, site_of(folder, config), control.plane())
     try:
         opened.state()
     except MissingObject:
         raise ConfigError(f"{root} has not committed a version yet") from None
     return opened
+
+
+def _serve_objects(folder: RunFolder) -> None:
+    """Start the run's own S3 server for as long as this command lives, unless the run itself is alive."""
+    from dcr.testing.s3_server import S3Server
+
+    try:
+        server = S3Server(folder.s3)
+    except ConfigError:  # it runs
+        return
+    atexit.register(server.close)
+    server.start()

@@ -25,6 +25,7 @@ from dcr_recipes.launch.final import final_table, headline
 from dcr_recipes.launch.folder import choose, claim
 from dcr_recipes.launch.lanes import check_lane, interpreter, lane_environment
 from dcr_recipes.launch.live import ProcessState
+from dcr_recipes.launch.object_server import objects_served
 from dcr_recipes.launch.progress import Progress
 from dcr_recipes.launch.supervisor import Spec, Supervisor
 from dcr_recipes.layout import RunFolder, coordinator_name
@@ -59,7 +60,10 @@ def run(words: Sequence[str], console: Console) -> int:
         )
         try:
             look = partial(look_at, supervisor, folder)
-            with Progress(folder.metrics, config.steps, console, look) as progress:
+            with (
+                objects_served(folder, config),
+                Progress(folder.metrics, config.steps, console, look) as progress,
+            ):
                 drive(supervisor, progress)
         except KeyboardInterrupt:
             resume = f"resume with: {program()} grpo resume=true {shlex.quote(f'run_dir={folder.root}')}"

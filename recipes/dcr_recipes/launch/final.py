@@ -10,6 +10,7 @@ from rich.table import Table
 from dcr_recipes.launch.figures import size, stage_words
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.summary import Row
+from dcr_recipes.traffic import DOWNLOADED, UPLOADED
 
 
 def headline(done: dict[str, Any]) -> str:
@@ -44,6 +45,8 @@ def _lines(done: dict[str, Any], rows: Sequence[Row], folder: RunFolder) -> Iter
     sent, dense = done["payload_bytes"], done["dense_bytes"]
     share = f" ({100 * sent / dense:.2f}%, {dense / sent:.1f} times less)" if 0 < sent < dense else ""
     yield "sent", f"{size(sent)} where dense refits send {size(dense)}{share}"
+    if (up := done.get(UPLOADED)) is not None:
+        yield "store", f"{size(up)} stored once, {size(done[DOWNLOADED])} fetched by all instances"
     yield "changed", f"{100 * done['changed_fraction']:.3f}% of the stored values per refit"
     bounds = [row["refit/entropy_bound_bytes"] for row in rows if row.get("refit/entropy_bound_bytes")]
     if bounds and sent:

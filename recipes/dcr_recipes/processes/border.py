@@ -118,6 +118,7 @@ def _listening(context: Context, body: Callable[[Context], None]) -> None:
     from dcr_recipes.faults import journal, killer
     from dcr_recipes.scheduled_kills import scheduled_killer
     from dcr_recipes.trace.writer import recording
+    from dcr_recipes.traffic import TrafficCounter
 
     faults, marks = context.config.faults, context.folder.faults
     if faults.cut_connections_s:
@@ -125,12 +126,15 @@ def _listening(context: Context, body: Callable[[Context], None]) -> None:
 
         install(faults.cut_connections_s)
     record = recording(context.folder, context.name, context.incarnation, trace=context.config.trace)
+    context.folder.traffic.mkdir(exist_ok=True)
+    traffic = TrafficCounter(context.folder.traffic / f"{context.name}-{context.incarnation}.json")
     if not faults.kill and not faults.kill_runtime_every:
-        with record:
+        with record, observe.listening(traffic):
             body(context)
         return
     with (
         record,
+        observe.listening(traffic),
         observe.listening(journal(context.name, context.incarnation, marks)),
         observe.listening(killer(faults.kill, context.name, context.incarnation, marks)),
         observe.listening(scheduled_killer(context.config, context.name, marks)),

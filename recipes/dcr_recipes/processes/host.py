@@ -15,17 +15,21 @@ from dcr_recipes.runtime.worker import RuntimeWorker
 class Host:
     """A built runtime; its weights are not the policy's before the first load.
 
-    ``receive`` composes the receiver's agent for the run that a record names.
+    ``receive`` composes the receiver's agent for the run that a record names; it looks for payloads every
+    ``poll_s``.
     """
 
     engine: Engine
     storage: Storage
     gate: ServingGate
     receive: Callable[[CommitRecord], PumpedReceiver]
+    poll_s: float = 0.005
 
     def worker(self, name: str, agent: PumpedReceiver | None = None) -> RuntimeWorker:
         """What the process serves; without ``agent`` an instance that the stock loader alone ever fills."""
-        return RuntimeWorker(name, self.engine, storage=self.storage, gate=self.gate, agent=agent)
+        return RuntimeWorker(
+            name, self.engine, storage=self.storage, gate=self.gate, agent=agent, poll_s=self.poll_s
+        )
 
 
 def build(context: Context) -> Host:

@@ -25,4 +25,5 @@ def build(context: Context) -> Host:
         lambda record: compose_receiver(
             context.name, site(context), record, loader=loader, gate=gate, config=config.refit_config()
         ),
+        config.transport.poll_s,
     )

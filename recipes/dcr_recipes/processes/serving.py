@@ -2,15 +2,22 @@
 
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dcr.refit import ControlSpec, Post, Site
 from dcr.transport.announce import Announcement
 from dcr.transport.announce import announce as announce_process
+from dcr.transport.base import ObjectStore
 from dcr.transport.directory import DirectoryStore
 from dcr_recipes.config import RunConfig
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.processes.border import Context
+
+if TYPE_CHECKING:
+    from dcr.transport.s3_client import S3Address
 
 
 def site(context: Context) -> Site:
@@ -20,8 +27,43 @@ def site(context: Context) -> Site:
 
 def site_of(folder: RunFolder, config: RunConfig) -> Site:
     """A run's meeting place: its id, its store and its endpoints."""
-    store = DirectoryStore(config.transport.path or folder.store)
-    return Site(folder.run_id.read_text().strip(), store, folder.endpoints)
+    ahead = config.transport.ahead
+    return Site(folder.run_id.read_text().strip(), store_of(folder, config), folder.endpoints, ahead)
+
+
+def store_of(folder: RunFolder, config: RunConfig) -> ObjectStore:
+    """Where the run's objects are. A server of the run's own must have been made before."""
+    if config.transport.name == "s3":
+        return _bucket(bucket_of(folder, config))
+    return DirectoryStore(config.transport.path or folder.store)
+
+
+def bucket_of(folder: RunFolder, config: RunConfig) -> "S3Address":
+    """The bucket of a run with transport.name=s3."""
+    from dcr.transport.s3_client import S3Address
+
+    told = config.transport
+    if owns_server(config):
+        from dcr.testing.s3_server import address_of
+
+        return replace(address_of(folder.s3), prefix=told.prefix, patience_s=told.patience_s)
+    return S3Address(
+        told.bucket, told.endpoint, told.region, told.prefix, told.path_style, patience_s=told.patience_s
+    )
+
+
+def owns_server(config: RunConfig) -> bool:
+    """Whether the run's objects lie in an S3 server that the run starts itself."""
+    told = config.transport
+    return told.name == "s3" and not told.bucket and not told.endpoint
+
+
+@cache
+def _bucket(address: "S3Address") -> ObjectStore:
+    """One a process: a client takes a while to make, and holds connections."""
+    from dcr.transport.s3 import S3Store
+
+    return S3Store(address)
 
 
 def control_of(folder: RunFolder, config: RunConfig) -> ControlSpec:

@@ -29,6 +29,7 @@ from dcr_recipes.processes.serving import control_of, runtime_names, site
 from dcr_recipes.runtime.answers import RuntimeStatus
 from dcr_recipes.runtime.remote import RemoteRuntime
 from dcr_recipes.trace.seconds import StageClock
+from dcr_recipes.traffic import TrafficMeter
 from dcr_recipes.verify import ORACLE, Verifier
 
 if TYPE_CHECKING:
@@ -174,9 +175,11 @@ def _members(context: Context) -> Members | None:
 
 
 def _details(context: Context) -> StepDetails:
-    archive = site(context).archive if context.config.refit == "dcr" else None
     clock = StageClock(context.folder.trace) if context.config.trace else None
-    return StepDetails(context.folder.change_rates, archive, clock)
+    if context.config.refit == "dense":
+        return StepDetails(context.folder.change_rates, None, clock)
+    traffic = TrafficMeter(context.folder.traffic)
+    return StepDetails(context.folder.change_rates, site(context).archive, clock, traffic)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class RuntimeWorker:
         storage: Storage,
         gate: ServingGate,
         agent: PumpedReceiver | None = None,
+        poll_s: float = 0.005,
     ) -> None:
         self._name = name
         self._engine = engine
@@ -38,7 +39,7 @@ class RuntimeWorker:
         self._num_answers = 0
         self._generating = threading.Lock()
         gate.on_change(engine.clear)
-        self._pump = None if agent is None else Pump(agent)
+        self._pump = None if agent is None else Pump(agent, idle_s=poll_s)
 
     def handlers(self) -> dict[str, Callable[..., object]]:
         """Method name -> callable, for ``dcr.transport.rpc.serve``."""

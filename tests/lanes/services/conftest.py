@@ -16,7 +16,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     made = S3Server(tmp_path_factory.mktemp("s3"))
     made.start()
     yield made
-    made.kill()
+    made.close()
 
 
 @pytest.fixture
