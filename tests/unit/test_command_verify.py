@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tests.unit.run_folders import StoredRun, flip, stored_run
 
+from dcr.commit.control_plane.sqlite import SqliteControlPlane
+from dcr.commit.transitions import leave
 from dcr.errors import AttemptFailed
 from dcr.model import AttemptId, Bits, Encoding, PathClass, ReceiverAudit, bits_dtype
 from dcr.receiver.agent import ReceiverAgent
@@ -124,6 +126,22 @@ def test_a_receiver_that_is_away_while_others_are_alive_is_a_failure(
         code, found = _verify(made, capsys)
     assert code == 1
     assert [failure["what"] for failure in _failures(found)] == ["runtime-1"]
+
+
+def test_what_is_no_member_serves_nothing_and_is_not_asked(
+    made: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was evicted: whether it hangs or holds an older version is no fault of what is served."""
+    plane, run = SqliteControlPlane(made.folder.control), made.history.catalogue.run
+    state = plane.read(run)
+    plane.compare_and_set(state, leave(state, "runtime-1", epoch=state.epoch, nonce="n"))
+    with _serving(made, "runtime-0", "runtime-1") as live:
+        live["runtime-1"].resident["norm"][-1] ^= 1
+        code, found = _verify(made, capsys)
+    assert (code, found["proven"], _failures(found)) == (0, True, [])
+    left_out = [finding for finding in found["findings"] if finding["what"] == "runtime-1"]
+    assert [finding["verdict"] for finding in left_out] == ["not checked"]
+    assert "left out" in left_out[0]["detail"]
 
 
 def test_another_runs_receiver_at_an_old_address_does_not_count(
