@@ -1,9 +1,10 @@
 """The audit sums as compiled loops; ``dcr.audit.kernels`` explains them and imports this when first needed.
 
-Compiled at the first call for each lane width (0.1 s), without a lock on the interpreter. Not
-cached on disk: the installation may be read-only. Shape legend: L lanes.
+Compiled at the first call for each lane width (half a second in all), without a lock on the interpreter;
+kept on disk, or in each process where the installation is read-only. Shape legend: L lanes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -16,6 +17,13 @@ _LAST = np.uint64(MODULUS - 1)
 _S3, _S27, _S30, _S31, _S32 = (np.uint64(n) for n in (3, 27, 30, 31, 32))
 _ZERO, _ONE, _TWO = np.uint64(0), np.uint64(1), np.uint64(2)
 _GAMMA, _MIX_1, _MIX_2 = np.uint64(GAMMA), np.uint64(MIX_1), np.uint64(MIX_2)
+
+
+def _kept(function: Callable[..., Any]) -> Any:
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:
+        return numba.njit(nogil=True)(function)
 
 
 @numba.njit(nogil=True, inline="always")
@@ -31,7 +39,7 @@ def _key(x: Any, seed0: Any, seed1: Any) -> Any:
     return key + _ONE
 
 
-@numba.njit(nogil=True)
+@_kept
 def run(lanes: Any, seed0: Any, seed1: Any, first: Any, step: Any) -> Any:
     """Three words of the sum over ``lanes`` [L] at x = first, first + step, ...; all scalars uint64."""
     word0 = word1 = word2 = _ZERO
@@ -47,7 +55,7 @@ def run(lanes: Any, seed0: Any, seed1: Any, first: Any, step: Any) -> Any:
     return word0, word1, word2
 
 
-@numba.njit(nogil=True)
+@_kept
 def scattered_pair(left: Any, right: Any, indices: Any, seed0: Any, seed1: Any, lane: Any) -> Any:
     """As ``scattered`` of ``left`` and of ``right``, both [L]: three words each; a key is computed once."""
     left0 = left1 = left2 = _ZERO
@@ -68,7 +76,7 @@ def scattered_pair(left: Any, right: Any, indices: Any, seed0: Any, seed1: Any, 
     return (left0, left1, left2), (right0, right1, right2)
 
 
-@numba.njit(nogil=True)
+@_kept
 def scattered(lanes: Any, indices: Any, seed0: Any, seed1: Any, lane: Any) -> Any:
     """Three words of the sum over ``lanes`` [L] at canonical ``indices`` int64 [L]."""
     word0 = word1 = word2 = _ZERO
@@ -82,7 +90,7 @@ def scattered(lanes: Any, indices: Any, seed0: Any, seed1: Any, lane: Any) -> An
     return word0, word1, word2
 
 
-@numba.njit(nogil=True)
+@_kept
 def segments(lanes: Any, indices: Any, ends: Any, seeds: Any, words: Any) -> None:
     """``words`` [n, 3]: as ``scattered`` of each segment n, which ends at ``ends`` [n]; ``seeds`` [n, 2]."""
     start = 0

@@ -68,7 +68,7 @@ class Served:
 
 
 @contextmanager
-def served(model: Path, tp: int = 1, **options: Any) -> Iterator[Served]:
+def served(model: Path, tp: int = 1, extension: str = EXTENSION, **options: Any) -> Iterator[Served]:
     """An engine that takes deltas."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -86,7 +86,7 @@ def served(model: Path, tp: int = 1, **options: Any) -> Iterator[Served]:
             enforce_eager=True,
             kv_cache_memory_bytes=64 << 20,
             skip_tokenizer_init=True,
-            worker_extension_cls=EXTENSION,
+            worker_extension_cls=extension,
             **options,
         )
 
