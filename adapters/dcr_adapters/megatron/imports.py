@@ -14,8 +14,13 @@ from typing_extensions import override
 
 from dcr.errors import ConfigError
 
-KERNELS = ("transformer_engine", "mamba_ssm", "causal_conv1d")
-"""Packages of CUDA kernels that the Bridge and its layers import but do not run to describe weights."""
+STATE_SPACE_KERNELS = ("mamba_ssm", "causal_conv1d")
+TRANSFORMER_KERNELS = ("transformer_engine",)
+"""Packages of CUDA kernels that layers and the Bridge import but do not run to describe weights.
+
+megatron-core must see the first ones, or it builds no state-space layer, and must not see the
+second, or it builds its layers with them.
+"""
 
 
 def import_bridge() -> Any:
@@ -27,9 +32,10 @@ def import_bridge() -> Any:
     if not hasattr(typing, "override"):  # megatron.training 0.19 takes it from there, Python 3.11 has none
         typing.override = typing_extensions.override  # type: ignore[attr-defined,unused-ignore]
     try:
-        import megatron.core  # before the placeholders, so that it sees that the kernels are missing
+        _stand_in(STATE_SPACE_KERNELS)
+        import megatron.core
 
-        _stand_in(name for name in KERNELS if importlib.util.find_spec(name) is None)
+        _stand_in(TRANSFORMER_KERNELS)
         import megatron.bridge
     except ModuleNotFoundError as err:
         raise ConfigError(
@@ -69,7 +75,8 @@ class _Module(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = _Absent(name, (), {})
+        is_norm = (self.__name__, name) == ("mamba_ssm.ops.triton.layernorm_gated", "RMSNorm")
+        made = _gated_norm() if is_norm else _Absent(name, (), {})
         setattr(self, name, made)
         return made
 
@@ -89,7 +96,20 @@ class _Absent(type):
         return args[0] if len(args) == 1 and callable(args[0]) else super().__call__()
 
 
-def _stand_in(names: typing.Iterable[str]) -> None:
-    absent = frozenset(names)
-    if absent and not any(isinstance(finder, _Placeholders) for finder in sys.meta_path):
+def _stand_in(names: Sequence[str]) -> None:
+    absent = frozenset(name for name in names if importlib.util.find_spec(name) is None)
+    if absent:
         sys.meta_path.append(_Placeholders(absent))
+
+
+def _gated_norm() -> type:
+    """The one kernel with a weight: a gated norm of the state-space layers."""
+    import torch
+
+    class RMSNorm(torch.nn.Module):
+        def __init__(self, size: int, **options: object) -> None:
+            super().__init__()
+            del options
+            self.weight = torch.nn.Parameter(torch.ones(size))
+
+    return RMSNorm

@@ -1,7 +1,7 @@
 """A Megatron model without weights, from a Hugging Face configuration: one process, no GPU, no memory."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -39,20 +39,59 @@ def meta_model(config: Any) -> Iterator[tuple[Any, torch.nn.Module]]:
         yield bridge, model
 
 
+class TELinear(torch.nn.Module):
+    """The weight of Transformer Engine's linear layer, under the name by which the Bridge knows it."""
+
+    def __init__(
+        self, input_size: int, output_size: int, *, parallel_mode: str | None, config: Any, **_: object
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.parallel_mode = parallel_mode
+        self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
+
+
 @contextmanager
 def _no_cuda() -> Iterator[None]:
-    """Where there is no CUDA: streams that layers make when they are built, and the current device."""
+    """Where there is no CUDA: what layers ask for when they are built, and layers that need kernels."""
     if torch.cuda.is_available():
         yield
         return
-    cuda: Any = torch.cuda
-    kept = {name: getattr(cuda, name) for name in ("Stream", "current_device")}
-    cuda.Stream, cuda.current_device = (lambda *_, **__: None), (lambda: "cpu")
+    patches = _patches()
+    kept = [(owner, name, vars(owner).get(name, _NOTHING)) for owner, name, _ in patches]
+    for owner, name, value in patches:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        for name, own in kept.items():
-            setattr(cuda, name, own)
+        for owner, name, own in kept:
+            if own is _NOTHING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+
+_NOTHING = object()
+
+
+def _patches() -> list[tuple[Any, str, Any]]:
+    """Owner, attribute and stand-in: devices and random states first, then norms and latent projections."""
+    from megatron.core.extensions.transformer_engine import TENorm
+    from megatron.core.post_training.modelopt.layers import Norm
+    from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_layer
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    norm = staticmethod(lambda _, *args, **options: WrappedTorchNorm(*args, **options))
+    return [
+        (torch.cuda, "Stream", lambda *_, **__: None),
+        (torch.cuda, "current_device", lambda: "cpu"),
+        (random.get_cuda_rng_tracker(), "fork", lambda *_, **__: nullcontext()),
+        (TENorm, "__new__", norm),
+        (Norm, "__new__", norm),
+        (moe_layer, "HAVE_TE", True),
+        (moe_layer, "TELinear", TELinear),
+    ]
 
 
 def _plain(provider: Any) -> None:
@@ -65,6 +104,8 @@ def _plain(provider: Any) -> None:
     provider.params_dtype = torch.bfloat16
     if hasattr(provider, "transformer_layer_spec"):
         provider.transformer_layer_spec = _local_layers
+    if hasattr(provider, "hybrid_stack_spec"):
+        provider.hybrid_stack_spec = _local_hybrid_layers
     if hasattr(provider, "finalize"):
         provider.finalize()
 
@@ -73,6 +114,12 @@ def _local_layers(config: Any, **options: Any) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     return get_gpt_decoder_block_spec(config, use_transformer_engine=False, **options)
+
+
+def _local_hybrid_layers() -> Any:
+    from megatron.core.post_training.modelopt.hybrid.model_specs import get_hybrid_stack_modelopt_spec
+
+    return get_hybrid_stack_modelopt_spec(local_core_attention=True)
 
 
 @contextmanager

@@ -34,7 +34,9 @@ def plan_megatron(config: Any, degrees: Degrees, classification: str, dtype: str
     with meta_model(config) as (bridge, model):
         setting = setting_of(bridge, [model], classification)
         tied = model_bridge_of(bridge).mapping_registry() if _is_tied(bridge, model) else None
-        return _Planner(Grid(degrees), setting, dtype, bridge, tied).plan(conversion_tasks(bridge, [model]))
+        tasks = conversion_tasks(bridge, [model])
+        tasks += _norms_beside_their_layer(bridge, model, tasks)
+        return _Planner(Grid(degrees), setting, dtype, bridge, tied).plan(tasks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,6 +182,35 @@ def split_dim(task: Any) -> int | None:
     if kind == "row":
         return 1 if task.param_weight.ndim > 1 else None
     return {"column": 0, "replicated": None}[kind]
+
+
+def _norms_beside_their_layer(bridge: Any, model: Any, tasks: list[Any]) -> list[Any]:
+    """Tasks of norms that fused layers would hold, where the Bridge maps only their name in those."""
+    registry = model_bridge_of(bridge).mapping_registry()
+    known = {task.global_param_name for task in tasks}
+    found = []
+    for name, parameter in model.named_parameters():
+        for fused, alone in registry._SEPARATE_LAYERNORM_REWRITES:
+            if name in known or not name.endswith(f".{alone}"):
+                continue
+            mapping = registry.megatron_to_hf_lookup(name.removesuffix(alone) + fused)
+            if mapping is not None:
+                module = model.get_submodule(name.rpartition(".")[0])
+                found.append(_Alone(name, name, mapping, module, parameter))
+                known.add(name)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Alone:
+    """A conversion task, as far as it is asked here."""
+
+    param_name: str
+    global_param_name: str
+    mapping: Any
+    megatron_module: Any
+    param_weight: Any
+    export_hook: None = None
 
 
 def _is_tied(bridge: Any, model: Any) -> bool:

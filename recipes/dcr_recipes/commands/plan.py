@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         _silence()
     degrees = {name: getattr(args, name) for name in _DEGREES}
     request = Request(args.hf_config, args.trainer, degrees, args.classification, args.dtype)
-    answer = report(make_plan(request), args.rate)
+    with redirect_stdout(sys.stderr):  # where the Bridge prints remarks; ours is one JSON object
+        answer = report(make_plan(request), args.rate)
     if args.json:
         print(json.dumps(as_json(answer), indent=2))
     else:
