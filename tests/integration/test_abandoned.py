@@ -43,6 +43,8 @@ class Run:
         argv = [sys.executable, "-m", f"dcr_recipes.processes.{role}", str(self.folder.root), str(index)]
         env = {**os.environ, INCARNATION: str(incarnation), "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if before := self._processes.get(f"{role}-{index}"):
+            before.communicate()
         self._processes[f"{role}-{index}"] = process
         return process
 

@@ -5,7 +5,8 @@ import pytest
 
 import dcr_recipes.delta
 from dcr.errors import AttemptFailed, Conflict, IntegrityError, RefitError, Unreachable
-from dcr.refit import Refit
+from dcr.model import GENESIS, CommitRecord
+from dcr.refit import Refit, SyncReport
 from dcr_recipes.delta import DeltaRefitter, bring_to
 
 
@@ -79,3 +80,16 @@ def test_only_members_are_brought_to_a_version(monkeypatch: pytest.MonkeyPatch) 
     refitter = DeltaRefitter(Mock(spec=Refit), False, instances, members=lambda: ("runtime-1",))
     refitter.serve(3)
     assert brought == ["runtime-1"]
+
+
+def test_a_refit_names_the_instances_that_it_was_committed_without() -> None:
+    def figures(version: int, required: tuple[str, ...]) -> tuple[str, ...]:
+        record = CommitRecord("r", version, GENESIS, 1, "w", None, version, "c", "m", "a")
+        refit = Mock(spec=Refit)
+        refit.sync.return_value = SyncReport(record, 1, 2, 1, 3, 4, required)
+        instances = {"runtime-0": Runtime(), "runtime-1": Runtime()}
+        return DeltaRefitter(refit, False, instances).sync(version, version - 1).left_out
+
+    assert figures(1, ("runtime-0", "runtime-1", "guest")) == ()
+    assert figures(1, ("runtime-0",)) == ("runtime-1",)
+    assert figures(0, ()) == (), "v0 is restored by all"
