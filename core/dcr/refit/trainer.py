@@ -13,10 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr.commit.context import TransitionReport
 from dcr.commit.remote import HttpCaller
 from dcr.config import RefitConfig
-from dcr.errors import ConfigError, Conflict, Unreachable
+from dcr.errors import ConfigError
 from dcr.model import (
     AuditTable,
     Catalogue,
@@ -27,12 +26,16 @@ from dcr.model import (
     new_nonce,
     to_json,
 )
+from dcr.refit.asking import Asker
 from dcr.refit.claim import Claim, claim_folder
 from dcr.refit.site import Site, find_record, owner_name
 from dcr.source.baseline import Baseline
 from dcr.source.owner import OwnerAgent, OwnerSetup
 from dcr.source.ownership import owned
 from dcr.source.ports import ShardSource
+from dcr.source.residual import Exchange, ResidualSource
+from dcr.source.residual_shards import ResidualShards
+from dcr.source.shares import OwnedShards
 from dcr.transport.announce import Announcement, announce
 
 
@@ -60,17 +63,27 @@ class Refit:
     """One trainer rank. Rank 0 also asks the coordinator for each transition; the others follow."""
 
     def __init__(
-        self, config: RefitConfig, site: Site, *, source: ShardSource, rank: int, trackers: Path
+        self,
+        config: RefitConfig,
+        site: Site,
+        *,
+        source: ShardSource,
+        rank: int,
+        trackers: Path,
+        exchange: Exchange | None = None,
     ) -> None:
         self._config = config
         self._site = site
-        self._source = source
+        self._source: ShardSource = OwnedShards(source, rank, ownership=config.ownership)
+        self._residual = _residual(self._source, source, exchange)
+        self._source = self._residual or self._source
         self._rank = rank
         self._trackers = trackers
         self._catalogue = _catalogue(site, source)
         self._caller = HttpCaller(site.peers)
         self._coordinator = site.coordinator(config.commit, self._caller)
         self._incarnation = new_nonce()
+        self._asker = Asker(self._coordinator, site.archive, self._catalogue, self._incarnation)
         self._claim: Claim | None = None
         self._agent: OwnerAgent | None = None
         self._server: Announcement | None = None
@@ -78,13 +91,25 @@ class Refit:
 
     @classmethod
     def compose(
-        cls, config: RefitConfig, site: Site, *, source: ShardSource, rank: int, trackers: Path
+        cls,
+        config: RefitConfig,
+        site: Site,
+        *,
+        source: ShardSource,
+        rank: int,
+        trackers: Path,
+        exchange: Exchange | None = None,
     ) -> "Refit":
         """Bind a rank's shards to a run; nothing is read, written or contacted before ``open``.
 
         ``trackers`` is this rank's own folder on a local disk; a restarted rank finds its baseline there.
+        ``exchange`` carries parts of residual tensors between the trainer's ranks, if ``source`` has any
+        (``dcr.source.residual``); ``dcr.source.exchange_torch.TorchExchange`` is one.
+
+        Raises:
+            ConfigError: ``config.ownership`` is no choice, or residual tensors need an ``exchange``.
         """
-        return cls(config, site, source=source, rank=rank, trackers=trackers)
+        return cls(config, site, source=source, rank=rank, trackers=trackers, exchange=exchange)
 
     @property
     def record(self) -> CommitRecord:
@@ -124,11 +149,13 @@ class Refit:
             )
         self._claim = claim_folder(self._trackers)
         self._start(self._baseline(found))
-        if self._rank == 0:
-            self._coordinator.patiently(
-                "open_run", CommitRecord, deadline, resume=found is not None, catalogue=self._catalogue
-            )
+        if self._rank == 0 and found is not None:
+            self._asker.resume_run(deadline)
+        elif self._rank == 0:
+            self._asker.create_run(lambda: self._opened().collect(None).close, deadline)
         self._record = self._await_open(deadline)
+        if self._residual is not None and found is None:
+            self._residual.settled(self._record.attempt)
         return self._record
 
     def sync(self, step: int) -> SyncReport:
@@ -144,11 +171,16 @@ class Refit:
         """
         agent, parent = self._opened(), self.record
         start = time.monotonic()
+        if self._residual is not None:
+            self._residual.collect(parent.attempt)
         agent.present(step)
         attempts = None
         if self._rank == 0:
-            attempts = self._ask(step, parent).num_attempts or None
+            report = self._asker.transition(step, parent.version, self._patience_s())
+            attempts = report.num_attempts or None
         self._record = agent.wait_committed(step, timeout_s=self._patience_s())
+        if self._residual is not None:
+            self._residual.settled(self._record.attempt)
         return self._report(time.monotonic() - start, attempts)
 
     def last(self) -> SyncReport:
@@ -177,9 +209,15 @@ class Refit:
     def _baseline(self, found: CommitRecord | None) -> Baseline:
         tasks = owned(self._source.tasks(), self._rank)
         key = self._catalogue.audit_key
+        if self._residual is not None and found is None:
+            self._residual.collect(None)
         if found is None:
-            return Baseline.create(self._trackers, tasks, self._source.read, audit_key=key)
-        return Baseline.load(self._trackers, tasks, audit_key=key)
+            baseline = Baseline.create(self._trackers, tasks, self._source.read, audit_key=key)
+        else:
+            baseline = Baseline.load(self._trackers, tasks, audit_key=key)
+        if self._residual is not None:
+            self._residual.bind(baseline)
+        return baseline
 
     def _start(self, baseline: Baseline) -> None:
         site, incarnation = self._site, self._incarnation
@@ -208,35 +246,6 @@ class Refit:
                 raise ConfigError(f"rank {self._rank} was not brought to the record; did rank 0 call open?")
             time.sleep(0.05)
 
-    def _ask(self, step: int, parent: CommitRecord) -> TransitionReport:
-        """Idempotent: a coordinator that died in between finds what it committed in the control plane."""
-        end = time.monotonic() + self._patience_s()
-        while True:
-            left_s = max(end - time.monotonic(), 1.0)
-            try:
-                return self._coordinator.now(
-                    "transition",
-                    TransitionReport,
-                    left_s,
-                    step=step,
-                    parent_version=parent.version,
-                    requester=self._incarnation,
-                )
-            except Conflict as err:
-                message = f"step {step} on version {parent.version}: {err}; resume from the record"
-                raise Conflict(message) from err
-            except Unreachable:
-                if time.monotonic() > end:
-                    raise
-            self._open_again()
-
-    def _open_again(self) -> None:
-        """Have a restarted coordinator take the run over, if it has not done so by itself."""
-        deadline = self._config.commit.collect_deadline_s
-        self._coordinator.patiently(
-            "open_run", CommitRecord, deadline, resume=True, catalogue=self._catalogue
-        )
-
     def _patience_s(self) -> float:
         commit = self._config.commit
         one = commit.fence_deadline_s + commit.restore_deadline_s + commit.construct_deadline_s
@@ -261,6 +270,19 @@ class Refit:
             seconds=seconds,
             num_attempts=attempts,
         )
+
+
+def _residual(direct: ShardSource, source: ShardSource, exchange: Exchange | None) -> ResidualShards | None:
+    """The residual path of ``source``; None if every tensor is direct."""
+    if not isinstance(source, ResidualSource) or not source.conversions():
+        return None
+    if exchange is None:
+        first = source.conversions()[0]
+        raise ConfigError(
+            f"exchange: {', '.join(first.outputs[:4])} cannot be projected directly ({first.reason}), so the "
+            "trainer's ranks must exchange parts: pass exchange=TorchExchange()"
+        )
+    return ResidualShards(direct, source, exchange)
 
 
 def _catalogue(site: Site, source: ShardSource) -> Catalogue:
