@@ -36,11 +36,15 @@ Tensors: TypeAlias = dict[str, NDArray[np.unsignedinteger[Any]]]
 
 @dataclass(slots=True)
 class History:
-    """Version n is ``tensors[n]`` (flat bits by primary name) under ``records[n]``; attempts leave gaps."""
+    """Version n is ``tensors[n]`` (flat bits by primary name) under ``records[n]``; attempts leave gaps.
+
+    ``audits``: closed lists prove their version, as those of real owners do (the first one's for all).
+    """
 
     store: ObjectStore
     catalogue: Catalogue
     num_owners: int = 2
+    audits: bool = False
     tensors: list[Tensors] = field(default_factory=list)
     records: list[CommitRecord] = field(default_factory=list)
     manifests: list[Manifest] = field(default_factory=list)
@@ -111,7 +115,8 @@ class History:
             ref = PayloadRef(owner, sequence, payload_digest(data), len(data))
             transport.publish(attempt, ref, data)
             refs.append(ref)
-        close = OwnerClose(attempt, owner, tuple(refs), {}, 0, 0, "")
+        audit = self._audit(tensors) if self.audits and owner == 0 else {}
+        close = OwnerClose(attempt, owner, tuple(refs), audit, 0, 0, "")
         transport.close(close)
         return close
 

@@ -1,0 +1,118 @@
+"""``dcr export``: any kept version of a run as a Hugging Face checkpoint."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MIB = 1 << 20
+_FILE_MIB = 2048
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf")
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "export",
+        help="write a version of a run as a Hugging Face checkpoint",
+        description="Rebuild a committed version from the archive, prove it tensor by tensor against its"
+        " audit table, and write it as safetensors beside the model's configuration and tokenizer. The run"
+        " may be alive. Memory: about one file and one payload.",
+        epilog="exit code: 0 written, 1 the version cannot be rebuilt or proven, 2 no such run or version",
+    )
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default runs/latest")
+    parser.add_argument(
+        "--version", type=int, metavar="N", help="version to write; default the committed one"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to create")
+    parser.add_argument(
+        "--file-mib", type=int, default=_FILE_MIB, metavar="M", help="MiB of a file; default %(default)s"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    parser.set_defaults(command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export and say what was written.
+
+    Raises:
+        ConfigError: there is no run, the version is not kept, or the folder exists.
+        IntegrityError: the version cannot be rebuilt or proven.
+        StoreError: the store or the disk failed.
+    """
+    from dcr.errors import ConfigError
+    from dcr.refit.export import export_version
+    from dcr.refit.versions import record_at
+    from dcr_recipes.commands.opened import open_run
+
+    if args.file_mib < 1:
+        raise ConfigError(f"--file-mib: must be at least 1, got {args.file_mib}")
+    opened = open_run(args.run)
+    archive, latest = opened.site.archive, opened.state().record
+    catalogue = opened.site.catalogue(latest)
+    version = latest.version if args.version is None else args.version
+    record = record_at(archive, latest, catalogue, version)
+    with _Bar(shown=not args.json) as advance:
+        files = export_version(
+            archive, record, catalogue,
+            out=args.out.absolute(), file_bytes=args.file_mib * _MIB, advance=advance,
+        )  # fmt: skip
+    _add_configuration(opened.config.model, args.out)
+    told: dict[str, Any] = {
+        "version": version,
+        "out": str(args.out),
+        "files": [path.name for path in files],
+        "num_tensors": len(catalogue.tensors),
+        "num_bytes": catalogue.num_bytes,
+    }
+    print(json.dumps(told, indent=2) if args.json else _words(told))
+    return 0
+
+
+def _words(told: dict[str, Any]) -> str:
+    from dcr_recipes.launch.figures import size
+
+    num_files = len(told["files"])
+    files = "1 file" if num_files == 1 else f"{num_files} files"
+    return (
+        f"version {told['version']}: {told['num_tensors']} tensors, {size(told['num_bytes'])} in {files} of"
+        f" {told['out']}, each proven by the version's audit table"
+    )
+
+
+def _add_configuration(model: str, out: Path) -> None:
+    """What stands beside the weights in the checkpoint that the run started from."""
+    import shutil
+
+    from dcr_recipes.models.build import served_config
+
+    served = served_config(model)
+    if not isinstance(served, Path):
+        served.save_pretrained(out)
+        return
+    for path in sorted(served.iterdir()):
+        if path.is_file() and not path.name.endswith(_WEIGHTS):
+            shutil.copyfile(path, out / path.name)
+
+
+class _Bar:
+    """A bar on the terminal's standard error; nothing where that is no terminal."""
+
+    def __init__(self, *, shown: bool) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        disable = not shown or not sys.stderr.isatty()
+        self._progress = Progress(console=Console(stderr=True), transient=True, disable=disable)
+        self._task = self._progress.add_task("payloads", total=None)
+
+    def __enter__(self) -> "Callable[[int, int], None]":
+        self._progress.start()
+        return lambda done, total: self._progress.update(self._task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
