@@ -1,6 +1,7 @@
 """A trainer rank and a receiver in this process, coordinators as processes that can be killed and stopped."""
 
 import contextlib
+import functools
 import os
 import queue
 import signal
@@ -12,14 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from dcr import observe
 from dcr.commit.remote import HttpCaller
 from dcr.config import CommitConfig, RefitConfig
-from dcr.model import Bits, ReceiverReport, ReceiverState, stored_bits
+from dcr.errors import ConfigError
+from dcr.model import AttemptId, Bits, CommitRecord, OwnerReport, ReceiverReport, ReceiverState, stored_bits
 from dcr.receiver.lanes import dense_from_bits
 from dcr.refit import ControlSpec, Refit, Site, SyncReport, compose_receiver
 from dcr.refit.pump import Pump
+from dcr.source import OwnerAgent
 from dcr.testing.deltas import changed_version, random_version
 from dcr.testing.toy_runtime import TINY, RecordingGate, ToyRuntime, catalogue
 from dcr.testing.toy_trainer import ToySource, ToyTensor
@@ -46,12 +50,10 @@ class Coordinator:
 
     def until(self, role: str) -> None:
         """Wait until it says that it takes ``role``; other lines are skipped."""
-        seen: list[str] = []
-        while role not in "".join(seen[-1:]):
-            try:
-                seen.append(self._lines.get(timeout=60))
-            except queue.Empty:
-                raise AssertionError(f"{self.name} has not said {role!r}, but {seen}") from None
+        seen = [self._lines.get(timeout=60)]
+        while role not in seen[-1]:
+            assert seen[-1], f"{self.name} has ended without {role!r}: {seen}"
+            seen.append(self._lines.get(timeout=60))
 
     def send(self, number: signal.Signals) -> None:
         """Kill it, stop it, or let it go on."""
@@ -67,6 +69,7 @@ class Coordinator:
         with self._process.stdout as lines:
             for line in lines:
                 self._lines.put(line)
+        self._lines.put("")
 
 
 @dataclass
@@ -139,12 +142,11 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(folder: Path, control: ControlSpec, run: str) -> Iterator[Fleet]:
-    """A run that serves v0, with coordinator ``a`` active and ``b`` standing by."""
+    """A run that is not created yet, with coordinator ``a`` active and ``b`` standing by."""
     made = Fleet(folder, control, run)
     try:
         made.start("a", "a is the active coordinator")
         made.start("b", "b stands by; a leads")
-        made.open()
         yield made
     finally:
         made.close()
@@ -171,6 +173,7 @@ def once_at(point: str, act: Callable[[], None]) -> Iterator[list[str]]:
 def killed_while_the_candidate_is_uncommitted(fleet: Fleet, point: str) -> None:
     """SIGKILL of the active coordinator at ``point`` of a transition: the other one finishes it (P10)."""
     a, b = fleet.coordinators["a"], fleet.coordinators["b"]
+    fleet.open()
     assert fleet.step().record.version == 1
     with once_at(point, lambda: a.send(signal.SIGKILL)) as met:
         report = fleet.step()
@@ -182,9 +185,31 @@ def killed_while_the_candidate_is_uncommitted(fleet: Fleet, point: str) -> None:
     assert (fleet.gate.version, fleet.differing_bits()) == (3, 0)
 
 
+def killed_when_the_run_was_created(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL of the active one before it can say that v0 is committed: whoever asked is not refused."""
+    a, b = fleet.coordinators["a"], fleet.coordinators["b"]
+    fold_in, killed = OwnerAgent.fold_in, threading.Event()
+
+    @functools.wraps(fold_in)
+    def killing(self: OwnerAgent, attempt: AttemptId, record: CommitRecord) -> OwnerReport:
+        if not killed.is_set():
+            killed.set()
+            a.send(signal.SIGKILL)
+        return fold_in(self, attempt, record)
+
+    monkeypatch.setattr(OwnerAgent, "fold_in", killing)
+    fleet.open()
+    assert killed.is_set()
+    b.until("b is the active coordinator")
+    assert (fleet.refit.record.version, fleet.gate.version, fleet.differing_bits()) == (0, 0, 0)
+    assert fleet.step().record.version == 1
+    assert (fleet.gate.version, fleet.differing_bits()) == (1, 0)
+
+
 def stopped_while_the_candidate_is_uncommitted(fleet: Fleet, point: str) -> None:
     """SIGSTOP of the active one, and SIGCONT once the other one has committed: it does no harm."""
     a, b = fleet.coordinators["a"], fleet.coordinators["b"]
+    fleet.open()
     with once_at(point, lambda: a.send(signal.SIGSTOP)) as met:
         report = fleet.step()
     assert met, f"{point} was never passed"
@@ -199,3 +224,23 @@ def stopped_while_the_candidate_is_uncommitted(fleet: Fleet, point: str) -> None
     a.until("a is the active coordinator")
     assert fleet.step().record.version == 2
     assert (fleet.gate.version, fleet.differing_bits()) == (2, 0)
+
+
+def taken_over_only_by_name(fleet: Fleet) -> None:
+    """P1: a trainer that finds the run is refused without ``resume``, and goes on with it."""
+    before = fleet.control.plane().read(fleet.run)
+    fleet.refit.close()
+    other = Refit.compose(
+        CONFIG, fleet.site, source=fleet.source, rank=0, trackers=fleet.folder / "others trackers"
+    )
+    with pytest.raises(ConfigError, match=f"exists at version {before.record.version}; pass resume=true"):
+        other.open(resume=False)
+    other.close()
+    assert fleet.control.plane().read(fleet.run) == before
+    fleet.refit = Refit.compose(
+        CONFIG, fleet.site, source=fleet.source, rank=0, trackers=fleet.folder / "trackers"
+    )
+    assert fleet.refit.open(resume=True) == before.record
+    assert fleet.control.plane().read(fleet.run).epoch > before.epoch
+    assert fleet.step().record.version == before.record.version + 1
+    assert (fleet.gate.version, fleet.differing_bits()) == (before.record.version + 1, 0)

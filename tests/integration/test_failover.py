@@ -7,8 +7,10 @@ import pytest
 from tests.integration.failover_runs import (
     Fleet,
     fleet,
+    killed_when_the_run_was_created,
     killed_while_the_candidate_is_uncommitted,
     stopped_while_the_candidate_is_uncommitted,
+    taken_over_only_by_name,
 )
 
 from dcr.refit import ControlSpec
@@ -24,6 +26,11 @@ def run(tmp_path: Path) -> Iterator[Fleet]:
 
 def test_killed(run: Fleet) -> None:
     killed_while_the_candidate_is_uncommitted(run, "owner.close.before")
+    taken_over_only_by_name(run)
+
+
+def test_killed_when_the_run_was_created(run: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed_when_the_run_was_created(run, monkeypatch)
 
 
 def test_stopped(run: Fleet) -> None:
