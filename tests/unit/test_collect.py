@@ -1,5 +1,7 @@
 """Collection takes what failed attempts left and nothing else."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,8 @@ from dcr.testing.history import History, random_tensors, small_catalogue
 from dcr.testing.transport_suite import OTHER_RUN, RUN
 from dcr.transport.base import ObjectStore
 from dcr.transport.chain import chain
-from dcr.transport.collect import collect_attempts
+from dcr.transport.collect import collect_attempts, collect_between
+from dcr.transport.directory import DirectoryStore
 from dcr.transport.keys import close_key, payload_key
 from dcr.transport.memory import MemoryStore
 from dcr.transport.replay import replay
@@ -83,3 +86,27 @@ def test_only_a_run_can_be_collected(run: str) -> None:
     with pytest.raises(ConfigError, match="run id"):
         collect_attempts(store, run, [AttemptId(version=9, number=9)])
     assert len(store.list("")) == 2
+
+
+def test_between_two_commits_exactly_the_failed_attempts_go() -> None:
+    store = MemoryStore()
+    committed = {AttemptId(version=2, number=4), AttemptId(version=3, number=8)}
+    failed = {AttemptId(version=3, number=number) for number in (5, 6, 7)}
+    others = {AttemptId(version=4, number=9), AttemptId(version=2, number=3)}
+    for run in (RUN, OTHER_RUN):
+        fill(store, run, committed | failed | others)
+    deleted = collect_between(store, RUN, AttemptId(version=2, number=4), AttemptId(version=3, number=8))
+    assert set(deleted) == keys(RUN, failed)
+    assert set(store.list("")) == keys(RUN, committed | others) | keys(OTHER_RUN, committed | failed | others)
+    assert collect_between(store, RUN, AttemptId(version=3, number=8), AttemptId(version=4, number=9)) == []
+
+
+def test_what_dead_writers_of_failed_attempts_left_is_swept(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    for number in (1, 2):
+        store.put(payload_key(RUN, AttemptId(version=1, number=number), 0, 0), b"x")
+    stale = [path.with_name(".tmp-1-2") for path in tmp_path.rglob("payload/1-*/0/0")]
+    for path in stale:
+        path.write_bytes(b"part")
+    collect_between(store, RUN, GENESIS, AttemptId(version=1, number=2))
+    assert [path.exists() for path in sorted(stale)] == [False, True]

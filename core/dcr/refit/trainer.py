@@ -28,6 +28,7 @@ from dcr.model import (
 )
 from dcr.refit.asking import Asker
 from dcr.refit.claim import Claim, claim_folder
+from dcr.refit.collecting import Collector
 from dcr.refit.site import Site, find_record, owner_name
 from dcr.source.baseline import Baseline
 from dcr.source.owner import OwnerAgent, OwnerSetup
@@ -156,6 +157,8 @@ class Refit:
         self._record = self._await_open(deadline)
         if self._residual is not None and found is None:
             self._residual.settled(self._record.attempt)
+        if self._rank == 0 and found is not None:
+            Collector(self._site).at_start(self._record)
         return self._record
 
     def sync(self, step: int) -> SyncReport:
@@ -181,6 +184,8 @@ class Refit:
         self._record = agent.wait_committed(step, timeout_s=self._patience_s())
         if self._residual is not None:
             self._residual.settled(self._record.attempt)
+        if self._rank == 0:
+            Collector(self._site).after_commit(parent.attempt, self._record)
         return self._report(time.monotonic() - start, attempts)
 
     def last(self) -> SyncReport:

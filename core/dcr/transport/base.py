@@ -1,7 +1,7 @@
 """Ports between the protocol and whatever moves bytes (paper section 7, DESIGN R18, P6, P7)."""
 
 from collections.abc import Collection, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dcr.model import AttemptId, Manifest, OwnerClose, PayloadRef
 
@@ -34,6 +34,15 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove the object; a missing one is no error."""
+        ...
+
+
+@runtime_checkable
+class Sweepable(Protocol):
+    """A store in which a writer that dies leaves something that is no object."""
+
+    def sweep(self, prefix: str) -> int:
+        """Remove what writers left under ``prefix``, to which nobody writes any more; how much it was."""
         ...
 
 

@@ -76,10 +76,13 @@ class DirectoryStore:
         with explained(path), suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
             path.unlink()
 
-    def sweep(self) -> int:
+    def sweep(self, prefix: str = "") -> int:
         """Remove the temporaries of dead writers and return how many; live writers hold a lock on theirs."""
-        with explained(self._root):
-            temporaries = [path for path in _files(self._root, "") if path.name.startswith(_TEMPORARY)]
+        folder, start = check_prefix(prefix)
+        base = self._root / folder
+        with explained(base):
+            files = _files(base, start) if base.is_dir() else iter(())
+            temporaries = [path for path in files if path.name.startswith(_TEMPORARY)]
             return sum(_remove_if_dead(path) for path in temporaries)
 
     def _path(self, key: str) -> Path:
