@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from dcr.commit.context import TransitionReport
 from dcr.commit.control_plane.claimed import ClaimedPlane
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.remote import HttpCaller
 from dcr.config import CommitConfig, RefitConfig
 from dcr.errors import ConfigError, Conflict
 from dcr.refit import COORDINATOR, Refit, Site, compose_coordinator
+from dcr.refit.asking import Asker
 from dcr.refit.desk import Desk, Term
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.rpc import serve
@@ -72,14 +74,14 @@ def test_another_candidate_is_refused_while_one_is_under_way(
 ) -> None:
     refit = composed(site, model, tmp_path)
     refit.open(resume=False)
-    ask, entered, refused = refit._ask, threading.Event(), threading.Event()
+    ask, entered, refused = Asker.transition, threading.Event(), threading.Event()
 
-    def slow(step: int, parent: object) -> object:
+    def slow(self: Asker, step: int, parent_version: int, patience_s: float) -> TransitionReport:
         entered.set()
         assert refused.wait(10)
-        return ask(step, parent)  # type: ignore[arg-type]
+        return ask(self, step, parent_version, patience_s)
 
-    monkeypatch.setattr(refit, "_ask", slow)
+    monkeypatch.setattr(Asker, "transition", slow)
     first = threading.Thread(target=refit.sync, args=(1,))
     first.start()
     assert entered.wait(10)
