@@ -113,6 +113,7 @@ _GIVEN = {
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        ({"store": "s3:///x"}, "--store: 's3:///x' names no bucket"),
         ({"run": "12"}, "--run: '12' is not 32 hexadecimal digits"),
         ({"world": "0"}, "--world: must be at least 1"),
         ({"control": "sqlite:nowhere/control"}, "nowhere does not exist"),

@@ -15,6 +15,7 @@ from dcr.errors import ConfigError
 if TYPE_CHECKING:
     from dcr.config import CommitConfig
     from dcr.refit import Post
+    from dcr.transport.base import ObjectStore
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _EXPLICIT = ("run", "store", "endpoints", "control", "world")
@@ -26,8 +27,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser = commands.add_parser(
         "coordinator",
         help="be one of a run's coordinators, active or standing by",
-        usage="dcr coordinator RUN_DIR [options]\n       dcr coordinator --run ID --store DIR --endpoints DIR"
-        " --control PLANE --world N --receivers NAME,... [options]",
+        usage="dcr coordinator RUN_DIR [options]\n       dcr coordinator --run ID --store STORE"
+        " --endpoints DIR --control PLANE --world N --receivers NAME,... [options]",
         description="Coordinate a run: of a run folder of `dcr grpo`, or of a training loop of your own that"
         " uses dcr.Refit. Start as many as you like: one leads, the others stand by and take over when it"
         " dies, hangs or is cut off. Whoever leads is named in the endpoints folder as 'coordinator'. One"
@@ -41,7 +42,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     own.add_argument(
         "--run", metavar="ID", help="run id, 32 hexadecimal digits; the same for all its processes"
     )
-    own.add_argument("--store", type=Path, metavar="DIR", help="folder of the object store")
+    own.add_argument("--store", help="the object store: a folder, or s3://BUCKET/PREFIX")
     own.add_argument(
         "--endpoints", type=Path, metavar="DIR", help="folder where the processes find one another"
     )
@@ -114,7 +115,6 @@ def _of_folder(root: Path) -> "Post":
 def _of_arguments(args: argparse.Namespace) -> "Post":
     from dcr.config import CommitConfig
     from dcr.refit import Post, Site, parse_control
-    from dcr.transport.directory import DirectoryStore
 
     missing = [f"--{key}" for key in _EXPLICIT if getattr(args, key) in (None, "")]
     if missing:
@@ -126,10 +126,26 @@ def _of_arguments(args: argparse.Namespace) -> "Post":
     if args.world < 1:
         raise ConfigError(f"--world: must be at least 1, got {args.world}")
     control = parse_control(args.control)
-    args.store.mkdir(parents=True, exist_ok=True)
-    site = Site(args.run, DirectoryStore(args.store), args.endpoints)
+    site = Site(args.run, _store(args.store), args.endpoints)
     receivers = tuple(name.strip() for name in args.receivers.split(",") if name.strip())
     return Post(_commit(CommitConfig(), args.set), site, control, args.world, receivers, 5.0)
+
+
+def _store(text: str) -> "ObjectStore":
+    """A folder, made if need be, or a bucket: the SDK's own settings say where that is."""
+    if text.startswith("s3://"):
+        from dcr.transport.s3 import S3Store
+        from dcr.transport.s3_client import S3Address
+
+        bucket, _, prefix = text.removeprefix("s3://").partition("/")
+        if not bucket:
+            raise ConfigError(f"--store: {text!r} names no bucket; give s3://BUCKET or s3://BUCKET/PREFIX")
+        return S3Store(S3Address(bucket, prefix=prefix.strip("/")))
+    from dcr.transport.directory import DirectoryStore
+
+    folder = Path(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    return DirectoryStore(folder)
 
 
 def _lease(seconds: float) -> float:
