@@ -62,12 +62,12 @@ class Clock:
 class Receiver:
     """One runtime process. ``stopped``: it answers nobody and does nothing, but keeps what it has."""
 
-    def __init__(self, name: str, fleet: ToyFleet, clock: Clock) -> None:
+    def __init__(self, name: str, fleet: ToyFleet, clock: Clock, *, leased: bool = True) -> None:
         self.name, self.stopped = name, False
         catalogue = fleet.catalogue
         self.resident: Words = {s.name: np.full(s.num_elements, 0xDEAD, "<u2") for s in catalogue.tensors}
         self.lease = Lease(clock)
-        self.gate = ServingGate(admit_deadline_s=0.0, lease=self.lease)
+        self.gate = ServingGate(admit_deadline_s=0.0, lease=self.lease if leased else None)
         self.agent = ReceiverAgent(
             name,
             NumpyApplier(catalogue, self.resident, PathClass.XOR),
@@ -105,7 +105,9 @@ class SmallRun:
     def __post_init__(self) -> None:
         codec = CodecConfig(threads=1, dense_share=1.0)
         self.fleet = ToyFleet(self.folder, TENSORS, words(0), codec=codec)
-        self.receivers = {name: Receiver(name, self.fleet, self.clock) for name in NAMES}
+        self.receivers = {}
+        for name in NAMES:
+            self.restart(name)
         self.service = self.new_service()
 
     def new_service(self) -> CoordinatorService:
@@ -169,7 +171,8 @@ class SmallRun:
 
     def restart(self, name: str) -> None:
         """Another process takes the name."""
-        self.receivers[name] = Receiver(name, self.fleet, self.clock)
+        leased = self.config.lease_s > 0
+        self.receivers[name] = Receiver(name, self.fleet, self.clock, leased=leased)
 
     def check(self) -> None:
         """Nobody serves anything but what is committed, bit for bit."""

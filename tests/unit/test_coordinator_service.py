@@ -1,151 +1,122 @@
 """Driver, service and remote endpoints around the scripts, with real agents in this process."""
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.simulation.parties import CATALOGUE, fresh_words
-from tests.simulation.world import RUN, World
+from tests.unit.small_runs import NAMES, SmallRun
 
 from dcr.commit.context import Roster
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.driver import Driver
 from dcr.commit.effects import Call, Gather, Script
 from dcr.commit.remote import HttpCaller, Party, RemoteOwner, remote_endpoints
-from dcr.commit.service import CoordinatorService
 from dcr.config import CommitConfig
 from dcr.errors import AttemptFailed, ConfigError, Conflict, TransitionAbandoned, Unreachable, UnsupportedPath
 from dcr.model import GENESIS, ApplyAck, AttemptId, CommitRecord, OwnerReport, PathClass, ReceiverState
 from dcr.transport.peers import Peers
 from dcr.transport.rpc import serve
 
-CONFIG = CommitConfig(max_attempts=2, retry_pause_s=0.0, collect_deadline_s=0.0)
-ROSTER = Roster(("owner-0", "owner-1"), ("runtime-0", "runtime-1"))
+CONFIG = CommitConfig(max_attempts=2, retry_pause_s=0.0, collect_deadline_s=0.0, lease_s=0.0)
+RUN = "r" * 32
+ROSTER = Roster(("owner-0", "owner-1"), NAMES)
 RECORD = CommitRecord(RUN, 0, GENESIS, 1, "w", None, 0, "c", "m", "a")
 
 
-class Bench:
-    """The parties of a simulated world behind a service; nothing is created yet."""
-
-    def __init__(self) -> None:
-        self.world = World()
-        self.world.plane = MemoryControlPlane()
-        self.service = self.new_service()
-
-    def new_service(self) -> CoordinatorService:
-        world = self.world
-        parties: dict[str, object] = {owner.name: owner.agent for owner in world.owners}
-        parties |= {receiver.name: receiver.agent for receiver in world.receivers}
-        driver = Driver(world.plane, world.archive, parties, RUN, pause=lambda seconds: None)
-        return CoordinatorService(driver, CONFIG, ROSTER)
-
-    @property
-    def served(self) -> list[int | None]:
-        """What requests are answered with, by receiver; None while its gate is shut."""
-        gates = [receiver.serving.gate for receiver in self.world.receivers]
-        return [gate.version if gate.is_open else None for gate in gates]
-
-    def train(self, step: int) -> None:
-        words = fresh_words()
-        words["split"][0] = step
-        for owner in self.world.owners:
-            owner.present(step, words)
-
-
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
-    yield bench
-    bench.world.close()
+def run(tmp_path: Path) -> SmallRun:
+    """Nothing is created yet; nobody needs a lease."""
+    return SmallRun(tmp_path, CONFIG)
 
 
-def test_a_run_from_creation_over_restarts_to_its_third_version(bench: Bench) -> None:
-    first = bench.service.open_run(resume=False, catalogue=CATALOGUE)
+def test_a_run_from_creation_over_restarts_to_its_third_version(run: SmallRun) -> None:
+    first = run.service.open_run(resume=False, catalogue=run.fleet.catalogue)
     assert (first.version, first.attempt) == (0, GENESIS)
-    for name in ROSTER.receivers:
-        assert bench.service.admit(name).state is ReceiverState.CLEAN
-    bench.train(1)
-    report = bench.service.transition(1, 0)
-    assert (report.record.version, report.num_attempts, len(report.acks)) == (1, 1, 2)
+    for name in NAMES:
+        assert run.service.admit(name).state is ReceiverState.CLEAN
+    run.present()
+    report = run.service.transition(1, 0)
+    assert (report.record.version, report.num_attempts, len(report.acks)) == (1, 1, 3)
     assert report.manifest.parent == (GENESIS, first.manifest)
-    again = bench.service.transition(1, 0)
+    again = run.service.transition(1, 0)
     assert (again.record, again.acks, again.manifest) == (report.record, (), report.manifest)
-    bench.service = bench.new_service()
-    assert bench.service.open_run(resume=True) == report.record
-    bench.train(2)
-    assert bench.service.transition(2, 1).record.version == 2
-    assert bench.service.record().step == 2
-    assert bench.served == [2, 2]
+    run.service = run.new_service()
+    assert run.service.open_run(resume=True) == report.record
+    run.present()
+    assert run.service.transition(2, 1).record.version == 2
+    assert run.service.record().step == 2
+    assert run.served == [2, 2, 2]
 
 
-def test_a_second_run_in_the_same_place_is_refused(bench: Bench) -> None:
-    bench.service.open_run(resume=False, catalogue=CATALOGUE)
-    assert bench.service.open_run(resume=False, catalogue=CATALOGUE).version == 0, "its answer was lost"
+def test_a_second_run_in_the_same_place_is_refused(run: SmallRun) -> None:
+    run.service.open_run(resume=False, catalogue=run.fleet.catalogue)
+    assert run.service.open_run(resume=False, catalogue=run.fleet.catalogue).version == 0, (
+        "its answer was lost"
+    )
     with pytest.raises(ConfigError, match="resume=true"):
-        bench.new_service().open_run(resume=False, catalogue=CATALOGUE)
-    bench.train(1)
-    bench.service.transition(1, 0)
+        run.new_service().open_run(resume=False, catalogue=run.fleet.catalogue)
+    run.present()
+    run.service.transition(1, 0)
     with pytest.raises(ConfigError, match="version 1; continue it with resume=true"):
-        bench.service.open_run(resume=False, catalogue=CATALOGUE)
+        run.service.open_run(resume=False, catalogue=run.fleet.catalogue)
 
 
-def test_what_cannot_be_opened_says_why(bench: Bench) -> None:
+def test_what_cannot_be_opened_says_why(run: SmallRun) -> None:
     with pytest.raises(Unreachable, match="open_run first"):
-        bench.service.transition(1, 0)
+        run.service.transition(1, 0)
     with pytest.raises(ConfigError, match="does not exist"):
-        bench.service.open_run(resume=True)
+        run.service.open_run(resume=True)
     with pytest.raises(ConfigError, match="catalogue"):
-        bench.service.open_run(resume=False)
+        run.service.open_run(resume=False)
     with pytest.raises(ConfigError, match="is of run"):
-        bench.service.open_run(resume=False, catalogue=replace(CATALOGUE, run="0" * 32))
-    bench.service.open_run(resume=False, catalogue=CATALOGUE)
+        run.service.open_run(resume=False, catalogue=replace(run.fleet.catalogue, run="0" * 32))
+    run.service.open_run(resume=False, catalogue=run.fleet.catalogue)
     with pytest.raises(Unreachable, match="no endpoint is named runtime-7"):
-        bench.service.admit("runtime-7")
+        run.service.admit("runtime-7")
     with pytest.raises(ConfigError, match="names, shapes or dtypes"):
-        bench.new_service().open_run(resume=True, catalogue=replace(CATALOGUE, tensors=()))
+        run.new_service().open_run(resume=True, catalogue=replace(run.fleet.catalogue, tensors=()))
     with pytest.raises(ConfigError, match="'owner-1': this is the name of another party"):
-        bench.service.admit("owner-1")
+        run.service.admit("owner-1")
     with pytest.raises(ConfigError, match=r"'../x': a name is letters"):
-        bench.service.admit("../x")
+        run.service.admit("../x")
 
 
 def test_a_refused_tensor_ends_the_transition_before_anything_is_opened(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.service.open_run(resume=False, catalogue=CATALOGUE)
-    for name in ROSTER.receivers:
-        bench.service.admit(name)
-    agent: Any = bench.world.receivers[1].agent
+    run.service.open_run(resume=False, catalogue=run.fleet.catalogue)
+    for name in NAMES:
+        run.service.admit(name)
+    agent: Any = run.receivers["runtime-1"].agent
     monkeypatch.setitem(agent._held.classification, "whole", PathClass.REFUSED)
-    bench.train(1)
+    run.present()
     with pytest.raises(UnsupportedPath, match="'whole': runtime-1"):
-        bench.service.transition(1, 0)
-    state = bench.world.state
+        run.service.transition(1, 0)
+    state = run.state
     assert (state.record.version, state.active) == (0, None)
-    assert bench.served == [0, 0], "nobody stopped serving"
+    assert run.served == [0, 0, 0], "nobody stopped serving"
     monkeypatch.setitem(agent._held.classification, "whole", PathClass.XOR)
-    assert bench.service.transition(1, 0).num_attempts == 1
+    assert run.service.transition(1, 0).num_attempts == 1
 
 
-def test_a_replaced_service_stands_down(bench: Bench) -> None:
-    bench.service.open_run(resume=False, catalogue=CATALOGUE)
-    bench.new_service().open_run(resume=True)
-    bench.train(1)
+def test_a_replaced_service_stands_down(run: SmallRun) -> None:
+    run.service.open_run(resume=False, catalogue=run.fleet.catalogue)
+    run.new_service().open_run(resume=True)
+    run.present()
     with pytest.raises(Conflict, match="stand down"):
-        bench.service.transition(1, 0)
+        run.service.transition(1, 0)
 
 
 def test_a_receiver_is_admitted_after_attempts_that_failed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It obeys an attempt later than the record's; admission goes on from there."""
-    bench.service.open_run(resume=False, catalogue=CATALOGUE)
-    bench.train(1)
-    broken = bench.world.receivers[1]
+    run.service.open_run(resume=False, catalogue=run.fleet.catalogue)
+    run.present()
+    broken = run.receivers["runtime-1"]
 
     def fail(attempt: AttemptId, manifest: str) -> ApplyAck:
         raise AttemptFailed("a check failed")
@@ -153,16 +124,17 @@ def test_a_receiver_is_admitted_after_attempts_that_failed(
     monkeypatch.setattr(broken.agent, "finish", fail)
     told = r"3 attempts failed.*dense.*abandoned.*dcr rollback.*runtime-1: AttemptFailed: a check failed"
     with pytest.raises(TransitionAbandoned, match=told):
-        bench.service.transition(1, 0)
-    assert (bench.world.state.active, bench.world.state.record.version) == (None, 0)
-    broken.start()
-    bench.service = bench.new_service()
-    bench.service.open_run(resume=True)
-    assert bench.service.admit(broken.name).version == 0
-    assert broken.agent.report().fenced == AttemptId(3, 1)
-    assert bench.served == [None, 0]
-    assert not bench.service.transition(1, 0).manifest.overwrite_only, "what was torn is restored"
-    assert bench.served == [1, 1]
+        run.service.transition(1, 0)
+    assert (run.state.active, run.state.record.version) == (None, 0)
+    run.restart("runtime-1")
+    broken = run.receivers["runtime-1"]
+    run.service = run.new_service()
+    run.service.open_run(resume=True)
+    assert run.service.admit(broken.name).version == 0
+    assert broken.agent.report().fenced == AttemptId(4, 1), "nobody has stopped it"
+    assert run.served == [None, 0, None]
+    assert not run.service.transition(1, 0).manifest.overwrite_only, "what was torn is restored"
+    assert run.served == [1, 1, 1]
 
 
 def gather(*calls: Call, deadline_s: float) -> Script[dict[str, Any]]:
@@ -240,8 +212,8 @@ def test_a_fence_waits_for_its_party_and_an_opened_attempt_does_not() -> None:
 
 def test_endpoints_over_http_find_a_restarted_party(tmp_path: Path) -> None:
     """Real agents behind real servers; the first server goes away and another port takes its name."""
-    bench, peers = Bench(), Peers(tmp_path / "endpoints")
-    owner: Any = bench.world.owners[0].agent
+    run, peers = SmallRun(tmp_path / "trackers"), Peers(tmp_path / "endpoints")
+    owner: Any = run.fleet.owners[0]
     caller = HttpCaller(peers)
     endpoint: Any = remote_endpoints(ROSTER, caller, CONFIG)["owner-0"]
     with pytest.raises(Unreachable, match="not announced"):
@@ -253,4 +225,3 @@ def test_endpoints_over_http_find_a_restarted_party(tmp_path: Path) -> None:
         endpoint.stop_and_wait(AttemptId(1, 1))
         server.close()
     caller.close()
-    bench.world.close()

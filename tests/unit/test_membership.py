@@ -103,7 +103,9 @@ def context(clock: Clock) -> Context:
 
 
 def silent(clock: Clock, *names: str) -> PartiesFailed:
-    return PartiesFailed({name: Unreachable("no answer") for name in names}, clock.now)
+    """Of all members, these did not answer."""
+    answers: dict[str, object] = dict.fromkeys(NAMES) | {name: Unreachable("no answer") for name in names}
+    return PartiesFailed(answers, clock.now)
 
 
 # ---- rules ----
@@ -179,18 +181,21 @@ def test_the_process_that_a_new_one_of_its_name_replaced_is_granted_nothing() ->
 
 def test_failing_counts_from_the_first_of_attempts_in_a_row() -> None:
     book = MembershipBook()
-    assert book.note(NAMES, {"a": 1.0, "owner-0": 1.0}) == {"a": 1.0}
-    assert book.note(NAMES, {"a": 5.0, "b": 5.0}) == {"a": 1.0, "b": 5.0}
-    assert book.note(NAMES, {"b": 9.0}) == {"b": 5.0}
-    assert book.note(NAMES, {"a": 12.0, "b": 12.0}) == {"a": 12.0, "b": 5.0}
+    assert book.note("bc", {"a": 1.0}) == {"a": 1.0}
+    assert book.note("c", {"a": 5.0, "b": 5.0}) == {"a": 1.0, "b": 5.0}
+    assert book.note("ac", {"b": 9.0}) == {"b": 5.0}
+    assert book.note((), {}) == {"b": 5.0}, "it was not asked"
+    assert book.note("c", {"a": 12.0, "b": 12.0}) == {"a": 12.0, "b": 5.0}
     book.admit("b", "i")
-    assert book.note(NAMES, {"a": 20.0, "b": 20.0}) == {"a": 12.0, "b": 20.0}
+    assert book.note("c", {"a": 20.0, "b": 20.0}) == {"a": 12.0, "b": 20.0}
+    assert book.note("abc", {}) == {}
 
 
 def test_only_those_that_did_not_answer_are_silent() -> None:
-    failed = PartiesFailed({"a": Unreachable("gone"), "b": AttemptFailed("a check failed")}, 7.0)
+    failed = PartiesFailed({"a": Unreachable("gone"), "b": AttemptFailed("a check failed"), "c": None}, 7.0)
     assert failed.silent == {"a": 7.0}
-    assert "b: AttemptFailed: a check failed" in str(failed)
+    assert failed.answered == frozenset("bc")
+    assert str(failed) == "a: Unreachable: gone; b: AttemptFailed: a check failed"
 
 
 def test_only_the_process_that_has_the_name_leaves(plane: Plane, context: Context) -> None:
@@ -259,10 +264,15 @@ def test_a_straggler_goes_when_its_time_is_over_and_answers_clear_it(plane: Plan
         plane.run(look_after(context, silent(clock, "b", "owner-0")))
         assert plane.state.members == members
     plane.run(look_after(context, silent(clock, "a")))
-    plane.run(look_after(context, AttemptFailed("a check failed")))
+    plane.run(look_after(context, silent(clock, "owner-0")))
     clock.now += 40.0
     plane.run(look_after(context, silent(clock, "a")))
     assert plane.state.members == ("a", "c"), "it answered in between"
+    plane.run(look_after(context, StoreError("nobody was asked anything")))
+    clock.now += 30.0
+    plane.run(look_after(context, silent(clock, "a")))
+    left: tuple[str, ...] = plane.state.members
+    assert left == ("c",)
 
 
 def test_an_eviction_that_fails_is_made_again(

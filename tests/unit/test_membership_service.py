@@ -10,7 +10,7 @@ from tests.unit.small_runs import CONFIG, NAMES, SmallRun, words
 
 from dcr.codec import decode_payload
 from dcr.errors import AttemptFailed, ConfigError, Conflict, TransitionAbandoned, Unreachable
-from dcr.model import ApplyAck, AttemptId, Encoding, Manifest, ReceiverState
+from dcr.model import ApplyAck, AttemptId, Encoding, Manifest, OwnerClose, ReceiverState
 
 
 @pytest.fixture
@@ -129,6 +129,24 @@ def test_attempts_go_on_until_its_time_is_over(run: SmallRun) -> None:
     assert run.clock.now - began >= CONFIG.evict_after_s
     assert report.num_attempts == 5, "four fences of 5 s, then one without it"
     assert encodings(run, report.manifest) == {Encoding.DELTA16}, "nobody had opened an attempt"
+
+
+def test_a_receiver_that_fails_now_and_then_is_no_straggler(run: SmallRun) -> None:
+    """Each time the next attempt succeeds with it."""
+    agent = run.receivers["runtime-1"].agent
+    finish = agent.finish
+
+    def lose_one(attempt: AttemptId, manifest: str) -> ApplyAck:
+        agent.finish = finish  # type: ignore[method-assign]
+        raise Unreachable("the connection broke")
+
+    for _ in range(3):
+        agent.finish = lose_one  # type: ignore[method-assign]
+        assert run.sync().num_attempts == 2
+        run.clock.pass_(CONFIG.evict_after_s)
+        run.renew()
+    assert run.state.members == NAMES
+    run.check()
 
 
 def test_a_quorum_is_kept_and_without_eviction_the_transition_is_abandoned(tmp_path: Path) -> None:
@@ -287,6 +305,24 @@ def test_an_abandoned_transition_leaves_v_and_rollback_serves_it_again(run: Smal
     assert (report.record.version, report.num_attempts) == (1, 1)
     assert encodings(run, report.manifest) == {Encoding.DELTA16}
     run.renew()
+    run.check()
+
+
+def test_after_an_abandoned_transition_receivers_are_admitted_as_ever(run: SmallRun) -> None:
+    """Its last attempt was stopped on every one of them, for good."""
+    for owner in run.fleet.owners:
+
+        def fail(*_: object, **__: object) -> OwnerClose:
+            raise AttemptFailed("the network is down")
+
+        owner.construct = fail  # type: ignore[method-assign]
+    with pytest.raises(TransitionAbandoned):
+        run.sync()
+    assert run.receivers["runtime-0"].agent.report().state is ReceiverState.MIXED
+    for name in NAMES:
+        assert run.service.admit(name).state is ReceiverState.CLEAN
+    run.renew()
+    assert run.served == [0, 0, 0]
     run.check()
 
 

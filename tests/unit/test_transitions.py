@@ -13,6 +13,7 @@ from dcr.commit.transitions import (
     mark_opened,
     new_run,
     prepare,
+    renumber,
     roll_back,
     take_over,
 )
@@ -194,6 +195,18 @@ def test_a_replaced_coordinator_changes_no_members_and_rolls_nothing_back() -> N
         leave(state, "a", epoch=1, nonce="n")
     with pytest.raises(Conflict, match="stand down"):
         roll_back(state, epoch=1, nonce="n")
+
+
+def test_a_new_number_keeps_the_transition_and_its_chain() -> None:
+    state, attempt = opened(start())
+    again = renumber(state, epoch=1, nonce="r")
+    assert again.active is not None
+    assert again.active.attempt == latest_attempt(again) == AttemptId(2, 1)
+    assert (again.active.opened, again.active.since, again.active.candidate) == (True, attempt.number, A)
+    alone = renumber(start(), epoch=1, nonce="r")
+    assert (alone.active, latest_attempt(alone)) == (None, AttemptId(1, 1))
+    with pytest.raises(Conflict, match="stand down"):
+        renumber(take_over(start(), "t"), epoch=1, nonce="r")
 
 
 def test_a_rollback_replaces_every_attempt_and_names_a_number_of_its_own() -> None:

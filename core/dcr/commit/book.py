@@ -65,15 +65,15 @@ class MembershipBook:
             self._incarnations[name] = incarnation
             self._failing.pop(name, None)
 
-    def note(self, required: Iterable[str], silent: Mapping[str, float]) -> dict[str, float]:
-        """An attempt ended in which ``silent`` left a call unanswered that began at the time given.
+    def note(self, answered: Iterable[str], silent: Mapping[str, float]) -> dict[str, float]:
+        """An attempt ended: ``answered`` did to their last call, ``silent`` left one open that began then.
 
-        Returns since when each receiver that failed now has been failing, in attempts in a row.
+        Returns since when each party has been failing, in attempts in a row. Who was not asked stays as
+        it was.
         """
         with self._lock:
-            for name in required:
-                if name in silent:
-                    self._failing.setdefault(name, silent[name])
-                else:
-                    self._failing.pop(name, None)
+            for name in answered:
+                self._failing.pop(name, None)
+            for name, began in silent.items():
+                self._failing.setdefault(name, began)
             return dict(self._failing)

@@ -25,18 +25,25 @@ class PartiesFailed(AttemptFailed):
     """Parties of an attempt did not do what they were asked.
 
     ``silent``: those that gave no answer in time -> when the call to them began, by the coordinator's clock.
+    ``answered``: the others that were asked, whatever they answered.
     """
 
-    def __init__(self, failed: Mapping[str, RefitError], began: float) -> None:
-        super().__init__(describe(failed))
-        silent = [target for target, err in failed.items() if isinstance(err, Unreachable)]
+    def __init__(self, answers: Mapping[str, Answer], began: float) -> None:
+        super().__init__(describe(failures(answers)))
+        silent = [target for target, err in answers.items() if isinstance(err, Unreachable)]
         # one that answered that a store does not is not silent itself
-        self.silent = {name: began for name in silent if not isinstance(failed[name], StoreError)}
+        self.silent = {name: began for name in silent if not isinstance(answers[name], StoreError)}
+        self.answered = frozenset(answers) - self.silent.keys()
 
 
 def silent_in(err: RefitError) -> dict[str, float]:
     """``PartiesFailed.silent``; nobody, if ``err`` is another failure."""
     return err.silent if isinstance(err, PartiesFailed) else {}
+
+
+def answered_in(err: RefitError) -> frozenset[str]:
+    """``PartiesFailed.answered``; nobody, if ``err`` is another failure: it tells nothing about them."""
+    return err.answered if isinstance(err, PartiesFailed) else frozenset()
 
 
 def to_all(targets: Iterable[str], method: str, **params: object) -> tuple[Call, ...]:
@@ -56,7 +63,7 @@ def ask(context: Context, calls: tuple[Call, ...], deadline_s: float) -> Script[
     failed = failures(answers)
     if failed:
         raise_fatal(failed)
-        raise PartiesFailed(failed, began)
+        raise PartiesFailed(answers, began)
     return answers
 
 

@@ -94,6 +94,7 @@ def transition(context: Context, request: Request) -> Script[Outcome]:
             num_failed += not (yield from look_after(context, err))
             yield Pause(context.config.retry_pause_s)
             continue
+        context.book.note(committed.members, {})
         yield from complete(context, committed.record, committed.members)
         return Outcome(committed.record, committed.acks, num_attempts)
     raise (yield from give_up(context, request, last))

@@ -10,9 +10,9 @@ from dcr.commit.context import Context
 from dcr.commit.coordinator import store_object
 from dcr.commit.effects import CreateState, Pause, Script
 from dcr.commit.membership import join_run, meet
-from dcr.commit.register import WRITE_TRIES, claim, prepare_attempt, read_any, read_state
+from dcr.commit.register import WRITE_TRIES, change, claim, prepare_attempt, read_any, read_state
 from dcr.commit.rules import join_audit, join_manifest, lagging, needs_restore
-from dcr.commit.transitions import latest_attempt, new_run
+from dcr.commit.transitions import latest_attempt, new_run, renumber
 from dcr.errors import (
     AttemptFailed,
     ConfigError,
@@ -175,6 +175,9 @@ def admit(context: Context, receiver: str) -> Script[ReceiverReport]:
     else:
         yield from join_run(context, receiver, record, report.incarnation)
         return report
+    # what was stopped is over for good, also for a restore: it gets a number of its own
+    state = yield from change(lambda old: renumber(old, epoch=context.epoch, nonce=context.nonce()))
+    record = state.record
     named = {"attempt": latest_attempt(state), "record": record}
     yield from one(receiver, "fence", config.fence_deadline_s, **named)
     report = yield from one(receiver, "restore", config.restore_deadline_s, **named)

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from dcr.commit.calls import silent_in
+from dcr.commit.calls import answered_in, silent_in
 from dcr.commit.context import Context
 from dcr.commit.effects import Pause, Script
 from dcr.commit.register import change, read_any
@@ -130,7 +130,7 @@ def look_after(context: Context, err: RefitError) -> Script[bool]:
     """
     try:
         state = yield from read_any()
-        failing = context.book.note(state.members, silent_in(err))
+        failing = context.book.note(answered_in(err), silent_in(err))
         for name in to_evict(state.members, failing, context.clock(), context.config):
             yield from evict(context, name)
     except (StoreError, OutcomeUnknown) as unable:

@@ -86,14 +86,26 @@ def abandon(state: ControlState, attempt: AttemptId, *, nonce: str) -> ControlSt
     return replace(_next(state, nonce), active=None)
 
 
+def renumber(state: ControlState, *, epoch: int, nonce: str) -> ControlState:
+    """Hand out a number that nobody has stopped yet; an active attempt goes on under it (P3, P6).
+
+    Raises:
+        Conflict: a coordinator of another epoch owns the run.
+    """
+    check_epoch(state, epoch)
+    number, active = state.number + 1, state.active
+    if active is not None:
+        active = replace(active, attempt=AttemptId(number, active.attempt.version))
+    return replace(_next(state, nonce), number=number, active=active)
+
+
 def roll_back(state: ControlState, *, epoch: int, nonce: str) -> ControlState:
     """Hand out a number that replaces every attempt, and give up what is active; the record stays (P12).
 
     Raises:
         Conflict: a coordinator of another epoch owns the run.
     """
-    check_epoch(state, epoch)
-    return replace(_next(state, nonce), number=state.number + 1, active=None)
+    return replace(renumber(state, epoch=epoch, nonce=nonce), active=None)
 
 
 def join(state: ControlState, name: str, record: CommitRecord, *, epoch: int, nonce: str) -> ControlState:
@@ -130,7 +142,7 @@ def latest_attempt(state: ControlState) -> AttemptId:
         return state.active.attempt
     if state.number == state.record.attempt.number:
         return state.record.attempt
-    return AttemptId(state.number, state.record.version + 1)  # it was abandoned
+    return AttemptId(state.number, state.record.version + 1)  # abandoned, or a number alone
 
 
 def check_epoch(state: ControlState, epoch: int) -> None:

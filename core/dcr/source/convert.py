@@ -66,7 +66,9 @@ class Converter:
             bits = old, host_bits(new)
             best = {name: whole_encoding(encoding, *bits) for name, encoding in encodings.items()}
             items = self._whole(task, best, bits, digests)
-            return Converted(items, digests, change.num_changed, whole=True)
+            return Converted(
+                items, digests, change.num_changed, whole=not dense
+            )  # a dense one is no surprise
 
         return convert
 
