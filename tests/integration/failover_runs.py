@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -244,3 +245,10 @@ def taken_over_only_by_name(fleet: Fleet) -> None:
     assert fleet.control.plane().read(fleet.run).epoch > before.epoch
     assert fleet.step().record.version == before.record.version + 1
     assert (fleet.gate.version, fleet.differing_bits()) == (before.record.version + 1, 0)
+
+
+def found_again(fleet: Fleet) -> None:
+    """The endpoints folder of a live run is deleted: every process announces itself again."""
+    shutil.rmtree(fleet.site.endpoints)
+    version = fleet.step().record.version
+    assert (fleet.gate.version, fleet.differing_bits()) == (version, 0)

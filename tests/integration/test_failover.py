@@ -7,6 +7,7 @@ import pytest
 from tests.integration.failover_runs import (
     Fleet,
     fleet,
+    found_again,
     killed_when_the_run_was_created,
     killed_while_the_candidate_is_uncommitted,
     stopped_while_the_candidate_is_uncommitted,
@@ -26,6 +27,7 @@ def run(tmp_path: Path) -> Iterator[Fleet]:
 
 def test_killed(run: Fleet) -> None:
     killed_while_the_candidate_is_uncommitted(run, "owner.close.before")
+    found_again(run)
     taken_over_only_by_name(run)
 
 
