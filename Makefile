@@ -97,7 +97,7 @@ check: setup
 
 test: check
 	$(BIN)/pytest -n 2 -m "not slow and not gpu and not processes"
-	$(BIN)/pytest -m "processes and not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -m "processes and not slow"
 
 # runtime=vllm installs its environment first, transport=s3 its server.
 grpo: setup $(if $(findstring runtime=vllm,$(ARGS)),$(VLLM_STAMP)) $(if $(findstring transport=s3,$(ARGS)),$(S3_STAMP))
