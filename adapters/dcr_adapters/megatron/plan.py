@@ -1,7 +1,7 @@
 """Tasks of every rank of a layout, from a configuration alone, by the same classifier (DESIGN section 9)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -11,7 +11,7 @@ from dcr.model import TensorSpec
 from dcr.source.plan import Plan
 from dcr.source.task import AffineTask
 from dcr_adapters.megatron.classify import Setting, classify, is_embedding_or_output, names_of
-from dcr_adapters.megatron.closed_form import kind_of
+from dcr_adapters.megatron.closed_form import definer, kind_of
 from dcr_adapters.megatron.meta import meta_model
 from dcr_adapters.megatron.model import conversion_tasks, model_bridge_of, setting_of
 from dcr_adapters.megatron.ranks import Degrees, Grid
@@ -46,6 +46,7 @@ class _Planner:
     dtype: str
     bridge: Any
     tied: Any
+    alike: dict[str, dict[Any, Any]] = field(default_factory=dict)  # shards of tasks of one form
 
     def plan(self, tasks: list[Any]) -> Plan:
         specs: dict[str, TensorSpec] = {}
@@ -81,6 +82,21 @@ class _Planner:
 
     def _shards(self, task: Any) -> list[list[Shard]] | ResidualConversion:
         """What each rank of the axis that splits the parameter holds, by that rank."""
+        if definer(self.setting.bridge, _HOOK) is not definer_of_hook():
+            return self._classified(task)
+        names = names_of(task.mapping)
+        alike = self.alike.setdefault(self.setting.classification, {})
+        key = _form(task, self._local_shape(task), self._size(task))
+        if key not in alike:
+            made = self._classified(task)
+            if isinstance(made, ResidualConversion) or not all(
+                name in names for part in made for name, *_ in part
+            ):
+                return made
+            alike[key] = [[(names.index(name), *rest) for name, *rest in part] for part in made]
+        return [[(names[at], *rest) for at, *rest in part] for part in alike[key]]
+
+    def _classified(self, task: Any) -> list[list[Shard]] | ResidualConversion:
         size, shape = self._size(task), self._local_shape(task)
         by_rank = []
         for rank in range(size):
@@ -164,6 +180,32 @@ class _Planner:
         if self.tied is not None and name in names_of(task.mapping):
             alias = model_bridge_of(self.bridge)._get_tied_output_hf_name(task, self.tied)
         return TensorSpec(name, shape, self._served(task), (alias,) if alias else ())
+
+
+_HOOK = "maybe_modify_converted_hf_weight"
+
+
+def definer_of_hook() -> object:
+    """The class whose hook on converted weights changes nothing."""
+    from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
+
+    return MegatronModelBridge
+
+
+def _form(task: Any, shape: tuple[int, ...], size: int) -> tuple[Any, ...]:
+    """Equal for tasks that differ in their names only: layers, experts."""
+    mapping = task.mapping
+    module = task.megatron_module
+    kinds = (
+        type(mapping),
+        getattr(mapping, "permute_dims", None),
+        type(module),
+        getattr(module, "parallel_mode", None),
+    )
+    last = task.global_param_name.rpartition(".")[2].rstrip("0123456789")
+    expert = names_of(mapping) if getattr(mapping, "is_grouped_export", False) else None
+    marked = is_embedding_or_output(task.param_weight), str(task.param_weight.dtype)
+    return (*kinds, last, expert and task.global_param_name, *marked, shape, size)
 
 
 def split_dim(task: Any) -> int | None:

@@ -1,0 +1,121 @@
+"""``dcr plan`` without Megatron: FSDP2 worlds, mistakes, and where a Megatron plan is made."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcr.errors import ConfigError
+from dcr.indexmap import IndexMap
+from dcr.model import TensorSpec
+from dcr.source.plan import Plan, location_bits, report
+from dcr.source.task import AffineTask
+from dcr_recipes.cli import main
+from dcr_recipes.commands import plan as command
+
+TINY: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 10, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["plan", *words])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_an_fsdp2_plan_counts_shards_with_elements(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--hf-config", str(config), "--trainer", "fsdp", "--json")
+    _, one, _ = run(capsys, *words)
+    code, three, _ = run(capsys, *words, "--dp", "3")
+    single, answer = json.loads(one), json.loads(three)
+    assert code == 0
+    assert single["num_tensors"] == single["items"]["delta"] == answer["num_affine"] == 12
+    assert answer["num_residual"] == answer["bytes_residual"] == answer["items"]["overwrite"] == 0
+    assert answer["items"]["total"] == 12 * 3  # no dimension is shorter than 4: two rows, two, none for 4
+    assert answer["bytes_total"] == single["bytes_total"] == 2 * (2 * 80 + 64 + 32 + 32 + 64 + 3 * 96 + 3 * 8)
+    assert answer["owner_bytes"]["min"] < answer["bytes_total"] / 3 < answer["owner_bytes"]["max"]
+    assert answer["baseline_bytes_per_rank"] == answer["bytes_total"] // 3
+
+
+def test_the_plan_is_told_in_words_too(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--hf-config", str(config), "--trainer", "fsdp", "--rate", "0.5")
+    assert code == 0
+    assert "12: 12 direct, 0 residual" in out
+    assert "payload at 50% changed" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "reason"),
+    [
+        ("{", (), "--hf-config"),
+        ("[]", (), "no 'model_type'"),
+        ('{"model_type": "nobody"}', (), "nobody"),
+        (None, ("--dp", "0"), "at least 1 rank"),
+        (None, ("--tp", "2"), "knows --dp only"),
+        (None, ("--classification", "published"), "published is Megatron's"),
+        (None, ("--rate", "2"), "--rate 2"),
+    ],
+)
+def test_mistakes_are_one_line(
+    config: Path, capsys: pytest.CaptureFixture[str], content: str | None, words: tuple[str, ...], reason: str
+) -> None:
+    if content is not None:
+        config.write_text(content)
+    code, _, err = run(capsys, "--hf-config", str(config), "--trainer", "fsdp", *words)
+    assert code == 2
+    assert reason in err
+
+
+def test_a_megatron_plan_needs_the_bridge_here_or_in_the_lane(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_has_bridge", lambda: False)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    words = ("--hf-config", str(config), "--trainer", "megatron")
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert "make setup-megatron" in err
+    python = tmp_path / ".venv-megatron/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@"\nexit 5\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.argv", ["dcr", "plan", *words])
+    assert main(["plan", *words]) == 5
+
+
+def task(name: str, size: int, replicas: tuple[int, ...]) -> AffineTask:
+    return AffineTask(name, name, "bfloat16", size, IndexMap.identity(size), replicas)
+
+
+def test_a_residual_tensor_is_held_twice_and_sent_whole() -> None:
+    specs = (TensorSpec("a", (4,), "bfloat16"), TensorSpec("b", (6,), "bfloat16"))
+    made = Plan(
+        specs, frozenset({"b"}), [task("a", 2, (0,)), task("a", 2, (1,))], [task("src", 6, (0, 1))], 2
+    )
+    got = report(made, 0.0)
+    assert (got.delta_items, got.overwrite_items, got.num_affine, got.num_residual) == (2, 1, 1, 1)
+    assert (got.bytes_total, got.bytes_residual, got.payload_bytes) == (20, 12, 0)
+    assert got.baseline_bytes_per_rank == 16
+    assert got.owner_bytes_min + got.owner_bytes_max == 32
+
+
+def test_location_bits_are_the_entropy_a_change() -> None:
+    assert location_bits(0.5) == pytest.approx(2.0)
+    assert location_bits(0.01) == pytest.approx(8.0793, abs=1e-4)
+    assert location_bits(0.0) == location_bits(1.0) == 0.0
+
+
+def test_a_request_that_no_trainer_can_plan_says_so(config: Path) -> None:
+    request = command.Request(config, "fsdp", {"dp": 1, "tp": 4}, "closed_form", "bfloat16")
+    with pytest.raises(ConfigError, match="'tp': 4"):
+        command.make_plan(request)
