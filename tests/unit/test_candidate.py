@@ -1,17 +1,15 @@
 """Coordinators that compete for a run: roles, requests between terms, waking up behind a successor."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.simulation.parties import CATALOGUE, fresh_words
-from tests.simulation.world import RUN, World
 
 from dcr import observe
 from dcr.commit.context import Roster, TransitionReport
+from dcr.commit.control_plane.base import ControlPlane
 from dcr.commit.control_plane.claimed import ClaimedPlane
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.driver import Driver
@@ -19,16 +17,26 @@ from dcr.commit.leadership.memory import MemoryLeadership, Seats
 from dcr.commit.service import CoordinatorService
 from dcr.commit.transitions import take_over
 from dcr.config import CommitConfig
-from dcr.errors import AttemptFailed, Conflict, IntegrityError, StoreError, Unreachable
+from dcr.errors import (
+    AttemptFailed,
+    Conflict,
+    IntegrityError,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnreachable,
+    Unreachable,
+)
+from dcr.model import ControlState
 from dcr.refit.candidate import Candidate, Seat
 from dcr.refit.desk import Desk, Term
+from dcr.testing.toy_runtime import RUN
+from dcr.testing.world import OWNERS, RECEIVERS, Mortal, World
 from dcr.transport.peers import Peer, Peers
 
 if TYPE_CHECKING:
     from dcr.model import CommitRecord
 
 CONFIG = CommitConfig(max_attempts=2, retry_pause_s=0.0, collect_deadline_s=0.0)
-ROSTER = Roster(("owner-0", "owner-1"), ("runtime-0", "runtime-1"))
 LEASE_S = 10.0
 
 
@@ -54,73 +62,77 @@ class Office:
 
 @dataclass
 class House:
-    """A simulated world with a register, a clock and a seat for coordinators."""
+    """A world of real parties with a register, a clock and a seat for coordinators."""
 
     peers: Peers
-    world: World = field(default_factory=World)
-    plane: MemoryControlPlane = field(default_factory=MemoryControlPlane)
+    world: World
     now: float = 0.0
     seats: Seats = field(init=False)
 
     def __post_init__(self) -> None:
-        self.world.plane = self.plane
         self.seats = Seats(LEASE_S, lambda: self.now)
+
+    @property
+    def plane(self) -> ControlPlane:
+        return self.world.plane
 
     def office(self, name: str) -> Office:
         told: list[str] = []
         desk, me = Desk(name), Peer("coordinator", f"http://{name}", name)
         leadership = MemoryLeadership(self.seats, RUN, name)
         seat = Seat(leadership, LEASE_S, self.peers, me, self.new_term)
-        candidate = Candidate(name, seat, desk, tell=told.append, clock=lambda: self.now)
+        candidate = Candidate(
+            name, seat, desk, tell=told.append, clock=lambda: self.now, pause=lambda _: None
+        )
         return Office(name, desk, candidate, leadership, me, told)
 
     def new_term(self) -> Term:
-        parties: dict[str, object] = {owner.name: owner.agent for owner in self.world.owners}
-        parties |= {receiver.name: receiver.agent for receiver in self.world.receivers}
+        parties = {name: Mortal(name, self.world) for name in (*OWNERS, *RECEIVERS)}
         plane = ClaimedPlane(self.plane)
         driver = Driver(plane, self.world.archive, parties, RUN, pause=lambda seconds: None)
-        return Term(RUN, CoordinatorService(driver, CONFIG, ROSTER), plane)
+        return Term(RUN, CoordinatorService(driver, CONFIG, Roster(OWNERS, RECEIVERS)), plane)
 
     def create(self, office: Office) -> None:
         """The run at v0, served by all."""
-        office.step().desk.open_run(resume=False, catalogue=CATALOGUE)
-        for name in ROSTER.receivers:
+        self.world.restart_trainer()
+        office.step().desk.open_run(resume=False, catalogue=self.world.catalogue)
+        for name in RECEIVERS:
             office.desk.admit(name)
 
     def train(self, step: int) -> None:
-        words = fresh_words()
-        words["split"][0] = step
-        for owner in self.world.owners:
-            owner.present(step, words)
+        for source in self.world.sources:
+            source.set_all(self.world.truth(step))
+        for owner in self.world.owners.values():
+            owner.present(step)
 
     def silence(self, office: Office) -> None:
         """``office`` is not heard of for a whole lease."""
         assert self.seats.held[RUN][0] == office.name
         self.now += LEASE_S
 
-    @property
-    def served(self) -> list[int | None]:
-        gates = [receiver.serving.gate for receiver in self.world.receivers]
-        return [gate.version if gate.is_open else None for gate in gates]
+    def require_served(self, step: int) -> None:
+        """All receivers serve the version of ``step``, bit for bit, and trackers hold it."""
+        assert [self.world.gates[name].version for name in RECEIVERS] == [step, step]
+        assert [self.world.differing_bits(name, step) for name in RECEIVERS] == [0, 0]
+        assert self.world.tracker_errors(step) == []
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    made = House(Peers(tmp_path / "endpoints"))
-    yield made
-    made.world.close()
+def house(tmp_path: Path) -> House:
+    return House(Peers(tmp_path / "endpoints"), World(tmp_path / "world"))
 
 
 def test_one_leads_and_is_found_and_the_other_answers_nothing(house: House) -> None:
+    house.world.restart_trainer()
     a, b = house.office("a").step(), house.office("b").step().step()
     assert house.peers.find("coordinator") == a.me
     assert (a.told, b.told) == (["a is the active coordinator"], ["b stands by; a leads"])
-    assert a.desk.open_run(resume=False, catalogue=CATALOGUE).version == 0
+    assert a.desk.open_run(resume=False, catalogue=house.world.catalogue).version == 0
     calls = (
         lambda: b.desk.open_run(resume=True),
         lambda: b.desk.transition(1, 0),
         lambda: b.desk.admit("runtime-0"),
-        lambda: b.desk.leave("runtime-0"),
+        lambda: b.desk.leave("runtime-0", "i"),
         b.desk.rollback,
         b.desk.record,
     )
@@ -142,7 +154,7 @@ def test_a_silent_one_is_replaced_and_its_requests_are_sent_on(house: House) -> 
     with pytest.raises(Unreachable, match="a no longer coordinates this run"):
         a.desk.transition(1, 0)
     assert b.desk.transition(1, 0).record.version == 1
-    assert house.served == [1, 1]
+    house.require_served(1)
     a.step()
     assert a.told[-2:] == ["a stands down: another one leads", "a stands by; b leads"]
     assert house.peers.find("coordinator") == b.me, "whoever stands down withdraws only its own entry"
@@ -168,7 +180,7 @@ def test_a_successor_finishes_what_was_begun_while_owners_hold_the_candidate(
         a.desk.transition(1, 0)
     assert [report.record.version for report in done] == [1]
     assert house.plane.read(RUN).record == done[0].record
-    assert house.served == [1, 1]
+    house.require_served(1)
     assert b.desk.transition(1, 0).record == done[0].record
 
 
@@ -187,7 +199,7 @@ def test_a_commit_that_landed_is_completed_by_the_successor(house: House) -> Non
     with observe.listening(stop_here):
         records.append(a.desk.transition(1, 0).record)
     assert records[0] == records[1]
-    assert house.served == [1, 1]
+    house.require_served(1)
 
 
 def test_who_leads_puts_its_entry_back(house: House) -> None:
@@ -247,6 +259,28 @@ def test_errors_of_a_term_that_goes_on_stay_what_they_are(house: House) -> None:
     with pytest.raises(AttemptFailed):
         a.desk.transition(9, 0)
     assert a.desk.term is not None
+
+
+def test_a_take_over_that_the_control_plane_refuses_for_now_is_tried_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receivers renew their leases at the successor, also while no trainer asks it for anything."""
+    house.create(house.office("a"))
+    house.now += LEASE_S
+    refusals = [OutcomeUnknown("no answer"), StoreUnreachable("no etcd node answers")]
+    compare_and_set = MemoryControlPlane.compare_and_set
+
+    def refusing(self: MemoryControlPlane, expected: ControlState, state: ControlState) -> None:
+        if len(refusals) > 1:
+            raise refusals.pop()
+        compare_and_set(self, expected, state)
+
+    monkeypatch.setattr(MemoryControlPlane, "compare_and_set", refusing)
+    b = house.office("b").step()
+    assert len(refusals) == 1
+    incarnation = house.world.receivers["runtime-0"].incarnation
+    grant = b.desk.renew("runtime-0", incarnation, house.plane.read(RUN).record.attempt)
+    assert grant.seconds == CONFIG.lease_s
 
 
 def test_what_no_retry_repairs_ends_the_process(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 
 from dcr.commit.leadership.base import Leadership
 from dcr.errors import PayloadError, RefitError, StoreError
@@ -49,17 +49,19 @@ class Candidate:
         *,
         tell: Callable[[str], None] = logger.warning,
         clock: Callable[[], float] = monotonic,
+        pause: Callable[[float], None] = sleep,
     ) -> None:
         self._name = name
         self._seat = seat
         self._desk = desk
         self._tell = tell
         self._clock = clock
+        self._pause = pause
         self._term: Term | None = None
         self._led_at = 0.0
         self._leader = ""  # another one
         self._told_leader = ""
-        self._trouble = ""
+        self._troubled = False
         self._fault: RefitError | None = None
 
     def run(self, stop: threading.Event) -> None:
@@ -111,7 +113,7 @@ class Candidate:
         except StoreError as err:
             self._complain(str(err))
             return self._term is not None and now - self._led_at < self._seat.lease_s
-        self._trouble = ""
+        self._troubled = False
         if leads:
             self._led_at = now
         self._leader = leader
@@ -125,13 +127,21 @@ class Candidate:
         threading.Thread(target=self._take_over, args=(term,), name="take over", daemon=True).start()
 
     def _take_over(self, term: Term) -> None:
-        try:
-            term.take_over()
-        except TRANSIENT as err:
-            if not self._desk.is_over(term):
-                logger.warning("not taken over yet, the trainer will ask again: %s", err)
-        except RefitError as err:
-            self._fault = err
+        """Until it succeeds: receivers cannot renew their leases before."""
+        told = False
+        while not self._desk.is_over(term):
+            try:
+                term.take_over()
+            except TRANSIENT as err:
+                if not told:
+                    logger.warning("%s has not taken the run over yet: %s", self._name, err)
+                told = True
+                self._pause(LONGEST_PAUSE_S)
+            except RefitError as err:
+                self._fault = err
+                return
+            else:
+                return
 
     def _stand_down(self, term: Term, why: str) -> None:
         self._desk.end(term)
@@ -156,7 +166,7 @@ class Candidate:
             return None
 
     def _complain(self, trouble: str) -> None:
-        """Once for each trouble."""
-        if trouble != self._trouble:
+        """Once, until a look succeeds again."""
+        if not self._troubled:
             logger.warning("%s: %s", self._name, trouble)
-        self._trouble = trouble
+        self._troubled = True
