@@ -18,7 +18,8 @@ _CUT_S = 1.0
 class Options:
     """``words`` are keys of ``dcr grpo``, which the run's own may not undo.
 
-    ``sample`` answers at most are replayed. ``etcd_nodes`` 0: the record is in SQLite.
+    ``sample`` answers at most are replayed. ``etcd_nodes`` 0: the record is in SQLite. The storm lasts
+    ``seconds``, and up to three times that until there were ``least_transitions`` and ``least_kills``.
     """
 
     seconds: float
@@ -28,6 +29,8 @@ class Options:
     etcd_nodes: int = 3
     sample: int = 400
     most_open: int = 3
+    least_transitions: int = 0
+    least_kills: int = 0
     start_s: float = 300.0
     quiet_s: float = 240.0
 

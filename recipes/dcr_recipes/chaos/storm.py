@@ -19,6 +19,7 @@ from dcr_recipes.summary import MetricsLog
 
 _TICK_S = 0.03
 _POLL_S = 0.1
+_LONGER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,18 @@ class Storm:
         began = parts.clock()
         parts.askers.start()
         parts.journal.write("begin", began, version=self.newest)
-        while (passed := parts.clock() - began) < options.seconds:
+        while not self._is_enough(options, passed := parts.clock() - began):
             self._strike()
             self._turn(self._words(), passed, options.seconds)
         parts.injector.end_due(all_of_them=True)
         parts.journal.write("end", parts.clock(), version=self.newest)
         goal = self.newest + 1
         self._until(lambda: self._is_calm(goal), "waiting for recovery", options.quiet_s)
+
+    def _is_enough(self, options: Options, passed: float) -> bool:
+        kills = sum(struck.kind.is_kill for struck in self.faults)
+        short = self.newest < options.least_transitions or kills < options.least_kills
+        return passed >= (_LONGER if short else 1) * options.seconds
 
     def _strike(self) -> None:
         struck = self.parts.injector.tick(len(self.recoveries.open))

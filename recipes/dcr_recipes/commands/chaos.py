@@ -20,6 +20,14 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the run and its faults (0)")
     parser.add_argument("--pause", type=float, default=3.0, metavar="S", help="mean between two faults (3)")
     parser.add_argument("--longest", type=float, default=6.0, metavar="S", help="longest stop or absence (6)")
+    parser.add_argument(
+        "--least",
+        type=int,
+        nargs=2,
+        default=(0, 0),
+        metavar=("TRANSITIONS", "KILLS"),
+        help="go on until there were as many, for three times as long at most",
+    )
     parser.add_argument("--sample", type=int, default=400, metavar="N", help="answers replayed at most (400)")
     parser.add_argument("--etcd", type=int, default=3, metavar="N", help="nodes of etcd; 0: SQLite (3)")
     parser.add_argument("words", nargs="*", metavar="key=value", help="further keys of dcr grpo")
@@ -46,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
             pace=Pace(args.pause, args.longest),
             etcd_nodes=args.etcd,
             sample=args.sample,
+            least_transitions=args.least[0],
+            least_kills=args.least[1],
         ),
         Console(),
     )
