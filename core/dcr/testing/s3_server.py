@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dcr.errors import ConfigError, StoreError, Unreachable
+from dcr.errors import ConfigError, MissingObject, StoreError, Unreachable
 from dcr.model import from_json, to_json
 from dcr.testing.etcd import free_ports
 from dcr.transport.durable import replace_durably
@@ -194,12 +194,19 @@ def address_of(folder: Path) -> S3Address:
 
 
 def _make_bucket(client: Any, address: S3Address) -> None:
-    """Make the bucket if there is none, and see that an object can be stored in it."""
+    """Make the bucket if there is none; see that objects can be stored and that old ones are found again."""
+    bucket = address.bucket
     with explained(address):
         held = [entry["Name"] for entry in client.list_buckets()["Buckets"]]
-        if address.bucket not in held:
-            client.create_bucket(Bucket=address.bucket)
-        client.put_object(Bucket=address.bucket, Key=".ready", Body=b"")
+        if bucket not in held:
+            client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket=bucket, Key=".ready", Body=b"ready")
+    try:  # a restarted server knows its objects before it knows where their bytes are
+        with explained(address, ".first"):
+            client.get_object(Bucket=bucket, Key=".first")["Body"].read()
+    except MissingObject:
+        with explained(address):
+            client.put_object(Bucket=bucket, Key=".first", Body=b"first")
 
 
 def _are_free(ports: tuple[int, ...]) -> bool:

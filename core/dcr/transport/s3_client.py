@@ -122,7 +122,7 @@ def connect(
 
 
 class _Away(StoreError):  # noqa: N818 -- a state, not a fault
-    """The server cannot be reached or is overloaded; that may pass."""
+    """The server cannot be reached, is overloaded or failed; that may pass."""
 
 
 def ask(address: S3Address, request: Callable[[], T], key: str = "", *, starting: bool = False) -> T:
@@ -185,7 +185,7 @@ def _refused(address: S3Address, key: str, err: Exception, *, starting: bool) ->
     message = advice.format(bucket=address.bucket, where=address.where, reason=_reason(err))
     if starting and code in _NOT_CONFIGURED:
         return ConfigError(message)
-    return _Away(message) if status_of(err) == 503 else StoreError(message)
+    return _Away(message) if status_of(err) >= 500 else StoreError(message)
 
 
 def _unanswered(address: S3Address, err: Exception, *, starting: bool) -> Exception:

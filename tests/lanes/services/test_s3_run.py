@@ -1,0 +1,135 @@
+"""Whole runs whose payloads travel through a real S3 server: proof, bytes, a killed server, exports."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from dcr.errors import ConfigError
+from dcr.testing.s3_server import S3Server
+from dcr_recipes.compose import compose
+from dcr_recipes.launch.object_server import own_server
+from dcr_recipes.layout import RunFolder
+
+pytestmark = pytest.mark.processes
+STEPS = 4
+WORDS = ("model=tiny", f"steps={STEPS}", "transport=s3")
+
+
+def dcr(*words: str) -> "subprocess.Popen[str]":
+    argv = [sys.executable, "-m", "dcr_recipes.cli", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def done(process: "subprocess.Popen[str]") -> str:
+    said = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, said
+    return said
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def server_pid(folder: Path) -> int:
+    """The process whose working directory is the server's folder."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and (entry / "cwd").readlink() == folder / "s3":
+                return int(entry.name)
+        except OSError:
+            continue
+    raise AssertionError("no server")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "s3"
+    done(dcr("grpo", *WORDS, f"run_dir={folder}"))
+    return folder
+
+
+def test_a_run_starts_its_own_server_and_gives_the_same_proof(finished: Path, tmp_path: Path) -> None:
+    done(dcr("grpo", *WORDS[:2], f"run_dir={tmp_path / 'directory'}"))
+    mine, other = (json.loads((at / "summary.json").read_text()) for at in (finished, tmp_path / "directory"))
+    assert mine["differing_bits"] == other["differing_bits"] == 0
+    for name in ("weights_digest", "token_digest", "rewards", "payload_bytes"):
+        assert mine[name] == other[name], name
+
+
+def test_a_payload_is_uploaded_once_and_downloaded_by_every_node(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    assert len(rows(finished)) == STEPS
+    for row in rows(finished):
+        assert row["refit/uploaded_bytes"] == row["refit/payload_bytes"] > 0
+        assert row["refit/downloaded_bytes"] == 2 * row["refit/payload_bytes"]
+    assert summary["uploaded_bytes"] == summary["payload_bytes"]
+    assert summary["downloaded_bytes"] == 2 * summary["payload_bytes"]
+
+
+def test_commands_start_the_server_of_a_finished_run(finished: Path, tmp_path: Path) -> None:
+    assert "proven" in done(dcr("verify", str(finished)))
+    told = json.loads(done(dcr("log", str(finished), "--json")))
+    assert [row["version"] for row in told["versions"]] == list(range(STEPS + 1))
+    for version in (STEPS - 1, STEPS):  # those whose dense candidates a run keeps
+        out = tmp_path / str(version)
+        done(dcr("export", str(finished), "--version", str(version), "--out", str(out)))
+        dense = load_file(finished / "dense" / f"version-{version:08d}.safetensors")
+        found = load_file(out / "model.safetensors")
+        assert found.keys() == dense.keys()
+        assert all(
+            torch.equal(found[name].view(torch.int16), dense[name].view(torch.int16)) for name in found
+        )
+    model = AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(model.get_input_embeddings().weight.data, found["model.embed_tokens.weight"])
+
+
+def test_a_server_killed_in_the_midst_of_a_run_comes_back_and_nothing_is_lost(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "killed"
+    running = dcr("grpo", *WORDS, f"run_dir={folder}")
+    for wanted in (1, 3):
+        end = time.monotonic() + 300
+        while not (folder / "metrics.jsonl").exists() or len(rows(folder)) < wanted:
+            assert running.poll() is None, running.communicate()[0]
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        os.kill(server_pid(folder), signal.SIGKILL)
+    done(running)
+    mine, other = (json.loads((at / "summary.json").read_text()) for at in (folder, finished))
+    assert mine["differing_bits"] == 0
+    for name in ("weights_digest", "token_digest", "rewards"):
+        assert mine[name] == other[name], name
+
+
+def test_no_second_server_is_started_on_the_same_data(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with own_server(folder), pytest.raises(ConfigError, match=r"runs on .* already"):
+        S3Server(folder.s3)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["transport=s3", "transport.endpoint=http://h:1"], r"transport\.bucket: name a bucket"),
+        (["transport=s3", "transport.bucket=b", "transport.endpoint=h:1"], r"transport\.endpoint: .*http://"),
+        (["transport=s3", "transport.path=x"], r"transport\.path: transport=s3 has a bucket"),
+        (["transport.bucket=b"], r"transport\.bucket: transport=directory has none"),
+        (["transport=s3", "runtime=vllm"], r"use transport=directory"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(words: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        compose(["model=tiny", *words])
