@@ -15,8 +15,9 @@ from dcr_recipes.cli import main
 from dcr_recipes.commands import plan as command
 
 TINY: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 10, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "tie_word_embeddings": False,
+    "model_type": "llama", "vocab_size": 10, "hidden_size": 8, "intermediate_size": 12,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def test_an_fsdp2_plan_counts_shards_with_elements(config: Path, capsys: pytest.
     assert code == 0
     assert single["num_tensors"] == single["items"]["delta"] == answer["num_affine"] == 12
     assert answer["num_residual"] == answer["bytes_residual"] == answer["items"]["overwrite"] == 0
-    assert answer["items"]["total"] == 12 * 3  # no dimension is shorter than 4: two rows, two, none for 4
+    assert answer["items"]["total"] == 12 * 3 - 2  # four rows of keys and of values: two, two, none
     assert answer["bytes_total"] == single["bytes_total"] == 2 * (2 * 80 + 64 + 32 + 32 + 64 + 3 * 96 + 3 * 8)
     assert answer["owner_bytes"]["min"] < answer["bytes_total"] / 3 < answer["owner_bytes"]["max"]
     assert answer["baseline_bytes_per_rank"] == answer["bytes_total"] // 3

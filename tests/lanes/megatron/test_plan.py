@@ -43,9 +43,13 @@ def test_closed_forms_leave_nothing_to_the_residual_path() -> None:
 
 
 def test_padding_alone_is_no_item() -> None:
-    """151,936 rows in shards of 1,024 times four at most: all ranks of 8 hold some; of 512, the last one none."""
+    """A vocabulary of 130 padded to 512: of four ranks two hold rows, in the embedding and in the head."""
     tiny = json.loads(QWEN.read_text()) | {"num_hidden_layers": 1, "num_experts": 2, "vocab_size": 130}
     assert plan_of(tiny, tp=4).delta_items == plan_of(tiny, tp=1).delta_items + 3 * 2 * 3 + 3 * 4 + 2 * 1
+
+
+def _degrees(**degrees: Any) -> Degrees:
+    return Degrees(**degrees)
 
 
 def plan_of(fields: dict[str, Any], **degrees: int) -> PlanReport:
@@ -54,13 +58,13 @@ def plan_of(fields: dict[str, Any], **degrees: int) -> PlanReport:
     from dcr_adapters.megatron.plan import plan_megatron
 
     config = AutoConfig.for_model(**fields)
-    return report(plan_megatron(config, Degrees(**degrees), "closed_form", "bfloat16"), 0.01)
+    return report(plan_megatron(config, _degrees(**degrees), "closed_form", "bfloat16"), 0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("t", [1, 8])
 def test_a_state_space_hybrid_of_50176_expert_tensors(t: int) -> None:
-    """The published rule: 50,176 t_e + 257 t + 405, and 185 residual. Ours has the same tensors and residual ones.
+    """The published rule is 50,176 t_e + 257 t + 405, and 185 residual: here the same but for what is split.
 
     By the Bridge's mapping objects 352 of the 662 other tensors are split, not 257: A_log, D, dt_bias
     and the gated norm of 48 state-space layers are ColumnParallelMapping (+192), so is the projection
@@ -82,7 +86,7 @@ def test_experts_and_stages_are_spread_over_ranks() -> None:
 
 def test_latent_attention_and_buffers_are_direct() -> None:
     """DeepSeek-V3's shapes: low-rank queries, keys and values, and the routers' float32 biases."""
-    fields = {
+    fields: dict[str, Any] = {
         "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 3,
         "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 32,
         "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
