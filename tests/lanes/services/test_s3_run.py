@@ -82,17 +82,38 @@ def test_commands_start_the_server_of_a_finished_run(finished: Path, tmp_path: P
     told = json.loads(done(dcr("log", str(finished), "--json")))
     assert [row["version"] for row in told["versions"]] == list(range(STEPS + 1))
     for version in (STEPS - 1, STEPS):  # those whose dense candidates a run keeps
-        out = tmp_path / str(version)
-        done(dcr("export", str(finished), "--version", str(version), "--out", str(out)))
+        found = exported(finished, version, tmp_path / str(version))
         dense = load_file(finished / "dense" / f"version-{version:08d}.safetensors")
-        found = load_file(out / "model.safetensors")
         assert found.keys() == dense.keys()
-        assert all(
-            torch.equal(found[name].view(torch.int16), dense[name].view(torch.int16)) for name in found
-        )
-    model = AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
+        assert all(torch.equal(bits(found[name]), bits(dense[name])) for name in found)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / str(STEPS), local_files_only=True)
     assert model.dtype == torch.bfloat16
-    assert torch.equal(model.get_input_embeddings().weight.data, found["model.embed_tokens.weight"])
+    loaded = dict(model.named_parameters())
+    latest = load_file(finished / "dense" / f"version-{STEPS:08d}.safetensors")
+    assert all(torch.equal(bits(loaded[name].data), bits(latest[name])) for name in latest)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int16)
+
+
+def exported(folder: Path, version: int, out: Path) -> dict[str, torch.Tensor]:
+    done(dcr("export", str(folder), "--version", str(version), "--out", str(out)))
+    return load_file(out / "model.safetensors")
+
+
+def test_failed_attempts_leave_nothing_in_the_bucket(finished: Path, tmp_path: Path) -> None:
+    """A runtime dies in the midst of every second refit: its attempts fail, their payloads are collected."""
+    folder = tmp_path / "kills"
+    done(dcr("grpo", *WORDS, f"run_dir={folder}", "faults.kill_runtime_every=2"))
+    told = json.loads((folder / "summary.json").read_text())
+    assert told["weights_digest"] == json.loads((finished / "summary.json").read_text())["weights_digest"]
+    opened = open_run(folder)
+    committed = {str(manifest.attempt) for manifest in chain(opened.site.archive, opened.state().record)}
+    run = opened.site.run
+    for kind in ("payload", "close"):
+        assert {key.split("/")[2] for key in opened.site.store.list(f"{run}/{kind}/")} == committed
+    assert any(row["refit/attempts"] > 1 for row in rows(folder)), "no attempt failed"
 
 
 def test_a_server_killed_in_the_midst_of_a_run_comes_back_and_nothing_is_lost(
