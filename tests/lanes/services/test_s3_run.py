@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from dcr.errors import ConfigError
 from dcr.testing.s3_server import S3Server
+from dcr.transport.chain import chain
+from dcr_recipes.commands.opened import open_run
 from dcr_recipes.compose import compose
 from dcr_recipes.launch.object_server import own_server
 from dcr_recipes.layout import RunFolder
