@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dcr.commit.context import TransitionReport
-from dcr.commit.remote import Party
+from dcr.commit.remote import LOOK_AGAIN_S, Party
 from dcr.errors import ConfigError, Conflict, MissingObject, OutcomeUnknown, Unreachable
 from dcr.model import Catalogue, CommitRecord, Manifest, OwnerClose, from_json
 from dcr.transport.base import Archive
@@ -46,8 +46,9 @@ class Asker:
     def transition(self, step: int, parent_version: int, patience_s: float) -> TransitionReport:
         """Have the presented candidate of ``step`` published as ``parent_version`` + 1.
 
-        A coordinator that died in between, or could not find out how its commit ended, is asked again, or its
-        successor is: it takes the run over, so that what was under way can no longer land, and looks.
+        If the coordinator dies in between, or cannot find out how its commit ended, it or its successor is
+        asked again: whoever coordinates has taken the run over by itself, so that what was under way can no
+        longer land, and looks whether it did.
 
         Raises:
             Conflict: another version is committed.
@@ -65,11 +66,7 @@ class Asker:
             except (Unreachable, OutcomeUnknown):
                 if time.monotonic() > end:
                     raise
-            try:
-                self.resume_run(self.coordinator.config.collect_deadline_s)
-            except OutcomeUnknown:
-                if time.monotonic() > end:
-                    raise
+            time.sleep(LOOK_AGAIN_S)
 
     def _transition(self, step: int, parent_version: int, deadline_s: float) -> TransitionReport:
         return self.coordinator.now(

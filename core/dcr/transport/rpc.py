@@ -11,10 +11,12 @@ import inspect
 import logging
 import socket
 import socketserver
+import ssl
 import threading
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, TypeVar
@@ -250,6 +252,12 @@ def _reason(err: httpx.TransportError, timeout_s: float) -> str:
     return f"{type(err).__name__}: {err}"
 
 
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all clients: reading the system's certificates takes longer than most calls."""
+    return ssl.create_default_context()
+
+
 class Client:
     """Calls the methods of one server; safe to share between threads. A bad url is a ConfigError."""
 
@@ -259,7 +267,9 @@ class Client:
         # the environment's proxies are for the outside world, not for the processes of a run
         limits = httpx.Limits(max_connections=None)
         try:
-            self._http = httpx.Client(base_url=url, trust_env=False, limits=limits, follow_redirects=False)
+            self._http = httpx.Client(
+                base_url=url, trust_env=False, limits=limits, follow_redirects=False, verify=_tls()
+            )
         except httpx.InvalidURL as err:
             raise ConfigError(f"{url!r} is not the url of a process: {err}") from err
 
