@@ -97,6 +97,10 @@ def test_the_final_table_tells_totals_and_files(tmp_path: Path) -> None:
         "| 3 ",
     ):
         assert part in text, part
+    assert "that took part" not in text
+    without = {**ROW, "verify/share": 1.0, "refit/left_out": "runtime-1"}
+    console.print(final_table(done, [without, without, ROW], folder, num_restarts=0))
+    assert "that took part (2 refits" in out.getvalue()
     assert "trace.json (opens in Perfetto)" in text
     assert "metrics.jsonl" not in text
 

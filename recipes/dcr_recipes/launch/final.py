@@ -38,7 +38,11 @@ def _proof(rows: Sequence[Row]) -> str:
     if not shares:
         return "no bits were compared (verify=off)"
     part = "all tensors" if min(shares) >= 1 else f"at least {min(shares):.0%} of the tensors"
-    return f"{part} of every instance compared with a dense refit, after {len(shares)} of {len(rows)} refits"
+    without = sum("refit/left_out" in row for row in rows)
+    whose = (
+        f"every instance that took part ({without} refits were without some)" if without else "every instance"
+    )
+    return f"{part} of {whose} compared with a dense refit, after {len(shares)} of {len(rows)} refits"
 
 
 def _lines(done: dict[str, Any], rows: Sequence[Row], folder: RunFolder) -> Iterator[tuple[str, str]]:
