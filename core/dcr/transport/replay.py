@@ -82,6 +82,28 @@ class _Target:
     limits: Limits
 
 
+def checked_items(archive: Archive, manifest: Manifest, catalogue: Catalogue) -> Iterator[Item]:
+    """Every item of ``manifest`` in declared order, one payload decoded at a time, checked against both.
+
+    Raises:
+        IntegrityError: a payload is missing, damaged or another one, or an item fits no tensor.
+        StoreError: the store failed; nothing is lost, try again.
+    """
+    specs = catalogue.by_name()
+    version = manifest.attempt.version
+    for item in _items(archive, manifest, Limits.of_catalogue(catalogue)):
+        spec = specs.get(item.name)
+        if spec is None:
+            raise IntegrityError(
+                f"version {version}: an item names {item.name}, which the catalogue does not"
+            )
+        what = f"an item of {item.name}"
+        require(version, what, shape=(item.shape, spec.shape), dtype=(item.dtype, spec.dtype))
+        if item.encoding is not Encoding.OVERWRITE and manifest.overwrite_only:
+            raise IntegrityError(f"version {version}: {what} is {item.encoding} among overwrites only")
+        yield item
+
+
 def _items(archive: Archive, manifest: Manifest, limits: Limits) -> Iterator[Item]:
     """Every item of the manifest in declared order, one payload decoded at a time."""
     version = manifest.attempt.version
