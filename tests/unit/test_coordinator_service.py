@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dcr.commit.context import Roster
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.driver import Driver
 from dcr.commit.effects import Call, Gather, Script
-from dcr.commit.remote import HttpCaller, Party, RemoteOwner, remote_endpoints
+from dcr.commit.remote import HttpCaller, Party, RemoteOwner, RemoteReceiver, remote_endpoints
 from dcr.config import CommitConfig
 from dcr.errors import AttemptFailed, ConfigError, Conflict, TransitionAbandoned, Unreachable, UnsupportedPath
 from dcr.model import GENESIS, ApplyAck, AttemptId, CommitRecord, OwnerReport, PathClass, ReceiverState
@@ -208,6 +209,42 @@ def test_a_fence_waits_for_its_party_and_an_opened_attempt_does_not() -> None:
     clock.now = 0.0
     with pytest.raises(Unreachable):
         impatient.fence(AttemptId(1, 1), RECORD)
+
+
+def test_a_receiver_is_waited_for_as_long_as_the_straggler_policy_says() -> None:
+    clock, deadlines = FakeClock(), list[float]()
+
+    def caller(
+        name: str, method: str, result: type[Any], deadline_s: float, params: dict[str, object]
+    ) -> Any:
+        deadlines.append(deadline_s)
+        clock.pause(min(deadline_s, 2.0))
+        raise Unreachable("no answer")
+
+    receiver = RemoteReceiver(Party("runtime-0", caller, CommitConfig(evict_after_s=3.0), clock, clock.pause))
+    with pytest.raises(Unreachable):
+        receiver.fence(AttemptId(1, 1), RECORD)
+    assert 3.0 <= clock.now < 3.5, "it has not failed for long enough before"
+    deadlines.clear()
+    for ask in (
+        partial(receiver.restore, AttemptId(1, 1), RECORD),
+        partial(receiver.open_apply, AttemptId(1, 1), RECORD),
+        partial(receiver.finish, AttemptId(1, 1), "manifest"),
+        partial(receiver.settle, RECORD),
+        partial(receiver.stop_and_wait, AttemptId(1, 1)),
+    ):
+        with pytest.raises(Unreachable):
+            ask()
+    assert deadlines == [3.0] * 5
+
+
+def test_whoever_is_no_owner_is_reached_as_a_receiver() -> None:
+    """A receiver that the roster does not name may join."""
+    endpoints = remote_endpoints(ROSTER, HttpCaller(Peers("/nowhere")), CONFIG)
+    assert isinstance(endpoints["guest"], RemoteReceiver)
+    assert isinstance(endpoints["owner-1"], RemoteOwner)
+    assert list(endpoints) == [*ROSTER.owners, *ROSTER.receivers]
+    assert len(endpoints) == 5
 
 
 def test_endpoints_over_http_find_a_restarted_party(tmp_path: Path) -> None:
