@@ -186,7 +186,9 @@ def test_gather_lists_what_read_holds_and_counts_what_is_not_as_sent(case: Case,
     batch = [entries._replace(action=Action.SET) for entries in case.batch]
     room = Room()
     room.arrays(3, case.width)[0][:] = -1  # memory that was used before
-    found = numba_engine.gather(plan, batch, room)
+    kept: list[np.ndarray] = []
+    records = numba_engine.records_of_entries(batch, kept)
+    found = numba_engine.gather(plan, records, case.width, room)
     held = NUMPY.read(plan, [(entries.row, entries.positions) for entries in batch])
     starts = [0, *found.ends.tolist()]
     for i, (entries, want) in enumerate(zip(batch, held, strict=True)):

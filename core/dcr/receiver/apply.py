@@ -129,12 +129,12 @@ class RankApplier:
     def check(self) -> Partials:
         """See ``RankPort``; what it has proven is let go, for payloads are large beside a serving model."""
         self._require_unmoved()
-        written = [one for taken in self._taken for one in taken.held()]
-        names = {item.name: None for _, item in written if item.name in self._shadows}
+        held = (item.name for taken in self._taken for _, item in taken.held()) if self._shadows else ()
+        names = {name: None for name in held if name in self._shadows}
         if names and (wrong := self._unlike_reloaded(self.map.together(names))):
             raise AttemptFailed(f"{', '.join(names)}: {wrong} do not hold what the loader makes of them")
         partials = check_items(
-            written,
+            self._taken,
             placed=self.map.placed,
             shadows=self._shadows,
             digester=self._digester,

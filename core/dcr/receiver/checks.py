@@ -6,22 +6,27 @@ learned about one copy is no proof of another: each replica is compared, and a c
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcr.codec import Item
 from dcr.errors import AttemptFailed
 from dcr.model import Encoding
 from dcr.receiver.digester import Digester
-from dcr.receiver.rank import ItemKey, PartDigests, Partials
-from dcr.receiver.scatter.batch import Readback, Room
+from dcr.receiver.intake import Taken
+from dcr.receiver.rank import ItemKey, Method, PartDigests, Partials
+from dcr.receiver.scatter.batch import Listed, Readback, Room
 from dcr.receiver.scatter.engine import Engine, EngineName, engine_for
-from dcr.receiver.scatter.numba_engine import LEAST
+from dcr.receiver.scatter.numba_engine import records_of
 from dcr.receiver.scatter.placed import PlacedTensors
 from dcr.receiver.shadows import Shadows
 
 Written: TypeAlias = tuple[ItemKey, Item]
+"""An item with its key."""
+
 _GROUP_ENTRIES = 1 << 20
 """Entries re-read at a time: 10 to 20 bytes of memory each."""
 _CACHED_ENTRIES = 1 << 16
@@ -29,7 +34,7 @@ _CACHED_ENTRIES = 1 << 16
 
 
 def check_items(
-    written: Sequence[Written],
+    written: Sequence[Taken],
     *,
     placed: PlacedTensors,
     shadows: Shadows,
@@ -41,41 +46,49 @@ def check_items(
     Raises:
         AttemptFailed: two copies differ, or an overwritten element does not hold its bits.
     """
-    mapped = [one for one in written if one[1].name in placed]
-    chosen = engine_for(engine, placed.plan, sum(item.num_entries for _, item in mapped))
     partials: Partials = {}
-    widths: dict[int, list[Written]] = {}
-    if chosen.gather is not None:
-        for one in mapped:
-            if placed.plain(one[1].name):
-                widths.setdefault(one[1].values.itemsize, []).append(one)
-    for plain in widths.values():
-        if sum(item.num_entries for _, item in plain) >= LEAST:
-            partials |= _gathered(plain, placed, chosen, digester)
-    partials |= _read([one for one in mapped if one[0] not in partials], placed, chosen, digester)
-    for key, item in written:
+    num_entries = sum(int(taken.columns.nums[~taken.going(Method.NONE)].sum()) for taken in written)
+    chosen = engine_for(engine, placed.plan, num_entries)
+    for taken in written if chosen.gather is not None else ():
+        partials |= _gathered(taken, placed, chosen, digester)
+    rest = [one for taken in written for one in taken.held(partials)]
+    partials |= _read([one for one in rest if one[1].name in placed], placed, chosen, digester)
+    for key, item in rest:
         if item.name in shadows:
             partials[key] = _checked(item, shadows.read(item.name, item.locations), digester)
     return partials
 
 
-def _gathered(
-    written: Sequence[Written], placed: PlacedTensors, engine: Engine, digester: Digester
-) -> Partials:
-    """Of plain names of one width: without an array for each item, in memory that is used again."""
+def _gathered(taken: Taken, placed: PlacedTensors, engine: Engine, digester: Digester) -> Partials:
+    """Of plain items, width by width: without an array for each item, in memory that is used again."""
+    assert engine.gather is not None, "asked of engines that can"
     partials: Partials = {}
     room = Room()
-    for group in _groups(written, _CACHED_ENTRIES):
-        found = placed.gather([item for _, item in group], engine, room)
-        digests = digester.listed([item.name for _, item in group], found)
-        for i, (key, item) in enumerate(group):
-            if found.differs[i] >= 0:
-                raise _torn(item, placed, found.differs[i])
-            if found.wrong[i]:
-                held = int(found.ends[i] - found.ends[i - 1]) if i else int(found.ends[0])
-                raise _not_written(item, found.wrong[i], held)
-            partials[key] = digests[i]
+    for plain in taken.plain():
+        width = int(taken.widths[plain[0]])
+        records = records_of(taken.columns, taken.rows, taken.looks, plain)
+        for start, stop in _bounds(taken.columns.nums[plain]):
+            found = engine.gather(placed.plan, records[start:stop], width, room)
+            group = plain[start:stop].tolist()
+            _require_sound(taken, group, placed, found)
+            digests = digester.listed([taken.columns.keys[i][0] for i in group], found)
+            partials |= {taken.key(i): digest for i, digest in zip(group, digests, strict=True)}
     return partials
+
+
+def _bounds(nums: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Runs of items (first, one past the last) of so many entries that they stay in the cache."""
+    last = np.unique((np.cumsum(nums) - 1) // _CACHED_ENTRIES, return_index=True)[1]
+    return pairwise([*last.tolist(), nums.size])
+
+
+def _require_sound(taken: Taken, group: list[int], placed: PlacedTensors, found: Listed) -> None:
+    ends = found.ends.tolist()
+    for n, (i, differs, wrong) in enumerate(zip(group, found.differs, found.wrong, strict=True)):
+        if differs >= 0:
+            raise _torn(taken.payload.items[i], placed, differs)
+        if wrong:
+            raise _not_written(taken.payload.items[i], wrong, ends[n] - (ends[n - 1] if n else 0))
 
 
 def _read(written: Sequence[Written], placed: PlacedTensors, engine: Engine, digester: Digester) -> Partials:

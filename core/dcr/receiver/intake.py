@@ -5,7 +5,7 @@ An item costs one look-up of its name, shape and dtype; all else is arithmetic o
 Shape legend: I items of a payload, T names of the catalogue.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,8 @@ from dcr.model import Encoding, PathClass, TensorSpec, width_bytes
 from dcr.receiver.items import validate
 from dcr.receiver.methods import RankMap
 from dcr.receiver.rank import ItemKey, Method, RankPath
-from dcr.receiver.scatter.batch import ACTIONS
+from dcr.receiver.scatter.batch import ACTIONS, Action
+from dcr.receiver.scatter.numba_engine import LEAST
 
 _TENSOR = np.dtype([("size", "<i8"), ("row", "<i8"), ("width", "u1"), ("method", "u1"), ("flags", "u1")])
 """Elements; row of the plan, -1 unless it is the name's only one and keeps the bits; Method; what follows."""
@@ -26,6 +27,11 @@ _TAKES_DIFFERENCES, _IS_BOOL = 1, 2
 _METHODS = {method: number for number, method in enumerate(Method)}
 _ACTIONS = np.array([ACTIONS[encoding] for encoding in ENCODINGS], dtype=np.int64)
 _OVERWRITE, _DELTA16 = ENCODINGS.index(Encoding.OVERWRITE), ENCODINGS.index(Encoding.DELTA16)
+
+
+_LOOKS = np.where(_ACTIONS == Action.SET, _ACTIONS, int(Action.READ))
+_WIDTHS = (2, 4, 1, 8)
+"""Bytes; items of one call of a compiled loop have one width."""
 
 
 class Taken(NamedTuple):
@@ -60,11 +66,29 @@ class Taken(NamedTuple):
         """Those that go that way and have entries."""
         return [self.payload.items[i] for i in self.chosen(method).tolist()]
 
-    def held(self) -> list[tuple[ItemKey, Item]]:
-        """Every item of a tensor that this rank holds, with its key."""
-        owner, sequence = self.payload.owner, self.payload.sequence
+    @property
+    def looks(self) -> NDArray[np.int64]:
+        """As ``actions``, but READ where values are differences, which are not there afterwards [I]."""
+        looks: NDArray[np.int64] = _LOOKS[self.columns.encodings]
+        return looks
+
+    def plain(self) -> Iterator[NDArray[np.intp]]:
+        """Items with entries that have one row and keep the bits, by width, where compiling for them pays."""
+        nums = self.columns.nums
+        plain = (self.rows >= 0) & (nums > 0)
+        for width in _WIDTHS:
+            some = plain & (self.widths == width)
+            if int(nums[some].sum()) >= LEAST:
+                yield np.flatnonzero(some)
+
+    def key(self, position: int) -> ItemKey:
+        """Of the item at ``position``."""
+        return self.payload.owner, self.payload.sequence, position
+
+    def held(self, without: Container[ItemKey] = ()) -> list[tuple[ItemKey, Item]]:
+        """Every item of a tensor that this rank holds, ``without`` some, with its key."""
         at = np.flatnonzero(~self.going(Method.NONE)).tolist()
-        return [((owner, sequence, i), self.payload.items[i]) for i in at]
+        return [(key, self.payload.items[i]) for i in at if (key := self.key(i)) not in without]
 
 
 class Intake:

@@ -38,6 +38,8 @@ class Blank:
 
     def __call__(self, spec: TensorSpec) -> torch.Tensor:
         """For one tensor."""
+        if not spec.num_bytes:
+            return torch.empty(spec.shape, dtype=_torch_dtype(spec.dtype))
         raw = torch.from_numpy(self._bytes[: spec.num_bytes])
         return raw.view(_torch_dtype(spec.dtype)).view(spec.shape)
 

@@ -32,6 +32,9 @@ class Shadows:
     def __contains__(self, name: object) -> bool:
         return name in self._specs
 
+    def __bool__(self) -> bool:
+        return bool(self._specs)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs)
 

@@ -10,28 +10,19 @@ from numpy.typing import NDArray
 from dcr.receiver.intake import Taken
 from dcr.receiver.rank import Method
 from dcr.receiver.scatter.engine import Engine
-from dcr.receiver.scatter.numba_engine import LEAST, records_of
+from dcr.receiver.scatter.numba_engine import records_of
 from dcr.receiver.scatter.placed import PlacedTensors
 
 Group: TypeAlias = tuple[list[int], Callable[[], None]]
 """Positions in the payload, and what writes these items."""
 
 
-_WIDTHS = (2, 4, 1, 8)
-"""Bytes; items of one call have one width."""
-
-
 def groups(taken: Taken, placed: PlacedTensors, engine: Engine) -> Iterator[Group]:
     """All LEARNED items with entries; between groups an attempt can be stopped."""
-    nums = taken.columns.nums
-    rest = taken.going(Method.LEARNED) & (nums > 0)
-    if engine.write is not None:
-        plain = rest & (taken.rows >= 0)
-        for width in _WIDTHS:
-            some = plain & (taken.widths == width)
-            if int(nums[some].sum()) >= LEAST:
-                yield from _compiled(taken, np.flatnonzero(some), placed, engine)
-                rest &= ~some
+    rest = taken.going(Method.LEARNED) & (taken.columns.nums > 0)
+    for plain in taken.plain() if engine.write is not None else ():
+        yield from _compiled(taken, plain, placed, engine)
+        rest[plain] = False
     others = np.flatnonzero(rest).tolist()
     for start in range(0, len(others), engine.group):
         group = others[start : start + engine.group]

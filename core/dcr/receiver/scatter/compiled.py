@@ -244,8 +244,24 @@ def _get_box(resident: Any, positions: Any, found: Any, spot: Any, work: Any) ->
 
 
 @kept
+def _list_run(resident: Any, positions: Any, found: Any, first: Any) -> Any:
+    """As ``_list_box`` of a run that is stored as a run."""
+    listed, values = found
+    count, size = _U(0), _U(resident.size)
+    for i in range(_U(positions.size)):
+        at = _U(positions[i]) - first
+        if at < size:
+            listed[count], values[count] = positions[i], resident[at]
+            count += _U(1)
+    return count
+
+
+@kept
 def _list_box(resident: Any, positions: Any, found: Any, spot: Any, work: Any) -> Any:
     """List the positions that lie in the box and what it holds there; how many they are."""
+    box, dims = spot
+    if box.rank == 1 and dims[box.dim].src == 1 and dims[box.dim].dst == 1:
+        return _list_run(resident[box.dst : box.dst + dims[box.dim].size], positions, found, _U(box.src))
     listed, values = found
     offsets, taken, _, _ = work
     total = _U(0)

@@ -30,7 +30,7 @@ class Engine:
     scatter: Callable[[Plan, Sequence[Entries]], list[int]]
     read: Callable[[Plan, Sequence[tuple[int, Positions]]], list[Readback]]
     group: int
-    gather: Callable[[Plan, Sequence[Entries], Room], Listed] | None = None
+    gather: Callable[[Plan, NDArray[Any], int, Room], Listed] | None = None
     write: Callable[[Plan, NDArray[Any], int], None] | None = None
 
 

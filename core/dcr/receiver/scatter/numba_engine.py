@@ -64,31 +64,31 @@ def read(plan: Plan, batch: Sequence[tuple[int, Positions]], *, least: int = LEA
     return found
 
 
-def gather(plan: Plan, batch: Sequence[Entries], room: Room) -> Listed:
-    """List what storage holds of ``batch``, whose rows have one width; void when ``room`` is used again.
+def gather(plan: Plan, records: NDArray[Any], width_bytes: int, room: Room) -> Listed:
+    """List what storage holds of ``records`` of ITEM of one width; void when ``room`` is used again.
 
     Values are looked at where an entry is to be SET.
     """
-    kept: list[NDArray[Any]] = []
+    arrays = room.arrays(int(records["num"].sum()), width_bytes)
+    ends, wrong = np.zeros(records.size, np.int64), np.zeros(records.size, np.int64)
+    _compiled().gather(records, _arrays(plan), arrays, ends, wrong)
+    num = int(ends[-1])
+    return Listed(arrays[0][:num], arrays[1][:num], ends, records["done"].tolist(), wrong.tolist())
+
+
+def records_of_entries(batch: Sequence[Entries], kept: list[NDArray[Any]]) -> NDArray[Any]:
+    """Records of ITEM of ``batch``; arrays that had to be copied are added to ``kept``."""
     cells: list[int] = []
     for row, action, positions, values in batch:
         cells += (row, action, positions.size, address(positions, kept), address(values, kept), 0, 0)
-    items = np.array(cells, dtype=np.int64).view(ITEM)
-    arrays = room.arrays(int(items["num"].sum()), int(plan.widths[batch[0].row]))
-    ends, wrong = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
-    _compiled().gather(items, _arrays(plan), arrays, ends, wrong)
-    num = int(ends[-1])
-    return Listed(arrays[0][:num], arrays[1][:num], ends, items["done"].tolist(), wrong.tolist())
+    return np.array(cells, dtype=np.int64).view(ITEM)
 
 
 def _scatter(plan: Plan, bits: np.dtype[Any], batch: Sequence[Entries]) -> list[int]:
     kept: list[NDArray[Any]] = []
-    cells: list[int] = []
-    for row, action, positions, values in batch:
-        cells += (row, action, positions.size, address(positions, kept), address(values, kept), 0, 0)
-    items = np.array(cells, dtype=np.int64).view(ITEM)
-    _compiled().scatter(items, _arrays(plan), np.empty(0, bits))
-    done: list[int] = items["done"].tolist()
+    records = records_of_entries(batch, kept)
+    write(plan, records, bits.itemsize)
+    done: list[int] = records["done"].tolist()
     return done
 
 

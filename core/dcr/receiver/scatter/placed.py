@@ -14,7 +14,7 @@ from dcr.codec import Item
 from dcr.model import Bits, Encoding, TensorSpec, width_bytes
 from dcr.receiver.casts import cast_back, cast_bits
 from dcr.receiver.landing import Landing
-from dcr.receiver.scatter.batch import ACTIONS, Action, Entries, Listed, Positions, Readback, Room
+from dcr.receiver.scatter.batch import ACTIONS, Entries, Positions, Readback
 from dcr.receiver.scatter.engine import Engine
 from dcr.receiver.scatter.numpy_engine import merge
 from dcr.receiver.scatter.plan import Plan, Route, Stores, compile_plan
@@ -51,23 +51,9 @@ class PlacedTensors:
         engine.scatter(self.plan, batch)
 
     def plain(self, name: str) -> bool:
-        """Whether ``name`` has one row, which keeps the bits: ``gather`` takes no other."""
+        """Whether ``name`` has one row, which keeps the bits."""
         rows = self.rows[name]
         return len(rows) == 1 and rows[0].cast is None
-
-    def gather(self, items: Sequence[Item], engine: Engine, room: Room) -> Listed:
-        """What is held of ``items`` of one width and ``plain`` names; whether absolute values are there."""
-        assert engine.gather is not None, "asked of engines that can"
-        batch = [
-            Entries(
-                self.rows[item.name][0].number,
-                Action.SET if item.encoding is Encoding.OVERWRITE else Action.READ,
-                item.locations,
-                item.values,
-            )
-            for item in items
-        ]
-        return engine.gather(self.plan, batch, room)
 
     def read(self, wanted: Sequence[tuple[str, Positions]], engine: Engine) -> list[Readback]:
         """Canonical bits at positions int64 [E], ascending, of each name."""
