@@ -1,5 +1,6 @@
 """A process of ``test_warm_starts``: tells who it is, then does what its name says."""
 
+import gc
 import json
 import os
 import random
@@ -30,6 +31,7 @@ def main() -> None:
         "shown": Path("/proc/self/cmdline").read_bytes().decode().rstrip("\0").split("\0"),
         "descriptors": {fd: _target(fd) for fd in os.listdir("/proc/self/fd")},
         "env": dict(os.environ),
+        "collects": gc.isenabled(),
         "cwd": str(Path.cwd()),
         "drawn": [random.random(), float(np.random.random())],  # noqa: NPY002 -- as above
         "dispositions": [signal.getsignal(number) is signal.SIG_DFL for number in (15, 11)],

@@ -119,7 +119,10 @@ def test_a_fatal_exit_is_not_retried(tmp_path: Path) -> None:
     assert "start 2" not in (tmp_path / "runtime-0.log").read_text()
 
 
-def test_stop_ends_also_what_ignores_the_polite_request(tmp_path: Path) -> None:
+def test_stop_ends_also_what_ignores_the_polite_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dcr_recipes.launch.supervisor._TERM_GRACE_S", 0.5)
     deaf = PRELUDE + "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER
     supervisor = Supervisor([_spec("deaf", deaf, tmp_path)], tmp_path, max_restarts=0)
     supervisor.start()

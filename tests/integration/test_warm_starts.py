@@ -80,7 +80,7 @@ def _state(pid: int) -> str:
 
 def _as_started(told: dict[str, Any]) -> dict[str, Any]:
     """What does not differ from start to start."""
-    same = {key: told[key] for key in ("ppid", "main", "argv", "shown", "cwd", "dispositions")}
+    same = {key: told[key] for key in ("ppid", "main", "collects", "argv", "shown", "cwd", "dispositions")}
     env = {key: value for key, value in told["env"].items() if key not in ("_", "LC_CTYPE")}
     leads = told["session"] == told["pid"]
     targets = sorted(target for target in told["descriptors"].values() if not target.startswith("/proc"))
@@ -201,6 +201,7 @@ def test_a_warm_process_that_does_not_answer_is_given_up(
 ) -> None:
     first, second = _specs(tmp_path, a="stay", b="stay")
     process = _start(starter, first, tmp_path)
+    _until((tmp_path / "a.1").exists)  # now it shows its own name
     (warm,) = _warm_pids(tmp_path)
     os.kill(warm, signal.SIGSTOP)
     monkeypatch.setattr("dcr_recipes.launch.warm._PATIENCE_S", 0.1)
