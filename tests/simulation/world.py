@@ -7,12 +7,12 @@ candidate had presented, element by element.
 import os
 import shutil
 import tempfile
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from dcr.commit.context import Context, Request
 from dcr.commit.control_plane.memory import MemoryControlPlane
@@ -20,26 +20,32 @@ from dcr.commit.driver import Driver
 from dcr.commit.effects import Call, CompareAndSet
 from dcr.commit.lifecycle import FIRST_EPOCH, create_run
 from dcr.config import CommitConfig
-from dcr.errors import Conflict, RefitError
-from dcr.model import ApplyAck, AttemptId, CandidateId, ControlState, ReceiverState
+from dcr.errors import Conflict
+from dcr.model import (
+    ApplyAck,
+    AttemptId,
+    CandidateId,
+    ControlState,
+)
 from dcr.transport.archive import StoreArchive
-from dcr.transport.memory import MemoryStore
-from dcr.transport.replay import replay
-from tests.simulation.parties import CATALOGUE, NUM_OWNERS, Crash, Owner, Receiver, Tensors, call, lost
+from tests.simulation import invariants
+from tests.simulation.clocks import EVICT_AFTER_S, LEASE_S, SKEW_S, Clock, WorldTime
+from tests.simulation.owners import Owner
+from tests.simulation.parties import CATALOGUE, NUM_OWNERS, Crash, Tensors, call, fresh_words, lost
+from tests.simulation.receivers import Receiver
+from tests.simulation.stores import TRACKER_DISKS, FillingStore
+
+if TYPE_CHECKING:
+    from tests.simulation.leases import Desk
 
 RUN = CATALOGUE.run
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # Linux; else the default folder
 RECEIVERS = ("runtime-0", "runtime-1")
-
-
-def fresh_words(seed: int = 0) -> Tensors:
-    """Words of version 0."""
-    return {spec.name: np.arange(seed, seed + spec.num_elements, dtype="<u2") for spec in CATALOGUE.tensors}
-
-
-def copy_of(words: Tensors) -> Tensors:
-    """A deep copy."""
-    return {name: array.copy() for name, array in words.items()}
+NEWCOMER = "runtime-2"
+"""No member at the beginning, and nobody's process until it is started."""
+NAMES = (*RECEIVERS, NEWCOMER)
+DEADLINE_S = 10.0
+"""What a call takes that misses its deadline."""
 
 
 @dataclass(slots=True)
@@ -60,33 +66,63 @@ class Late:
     pumped: bool = False
 
 
-class World:
-    """Everything but the coordinators."""
+def moves_record(write: CompareAndSet) -> bool:
+    """Whether this is a commit."""
+    return write.state.record != write.expected.record
 
-    def __init__(self, max_attempts: int = 2) -> None:
-        self.config = CommitConfig(collect_deadline_s=0.0, max_attempts=max_attempts, retry_pause_s=0.0)
+
+class World:
+    """Everything but the coordinators. ``events`` counts the states that were reached."""
+
+    def __init__(self, max_attempts: int = 2, rates: Sequence[float] = (1.0,) * 4) -> None:
+        """``rates``: how fast the clocks of coordinators (the first) and receivers run."""
+        self.config = CommitConfig(
+            collect_deadline_s=0.0, max_attempts=max_attempts, retry_pause_s=0.0,
+            lease_s=LEASE_S, lease_skew_s=SKEW_S, evict_after_s=EVICT_AFTER_S,
+        )  # fmt: skip
+        self.time = WorldTime()
+        self.desk: Desk = lambda: None
+        self._rate = rates[0]
+        self.events: Counter[str] = Counter()
+        self.num_steps = 0
         self.folder = Path(tempfile.mkdtemp(prefix="dcr-simulation-", dir=IN_MEMORY))
-        self.store = MemoryStore()
+        TRACKER_DISKS.full, TRACKER_DISKS.events = set(), self.events
+        self.store = FillingStore(self.events)
         self.archive = StoreArchive(self.store, RUN)
         self.plane = MemoryControlPlane()
-        self.owners = [Owner(rank, self.folder, self.store, fresh_words()) for rank in range(NUM_OWNERS)]
-        self.receivers = [Receiver(name, self.store) for name in RECEIVERS]
+        ranks = range(NUM_OWNERS)
+        self.owners = [Owner(rank, self.folder, self.store, fresh_words(), self.events) for rank in ranks]
+        self.receivers = [
+            Receiver(name, self.store, self.time, rate, self.events)
+            for name, rate in zip(NAMES, rates[1:], strict=True)
+        ]
         self.trainer = Trainer(words=fresh_words())
         self.truth: dict[int, Tensors] = {0: fresh_words()}
         self.given_up: set[AttemptId] = set()
-        self.acks: dict[AttemptId, set[str]] = {}
+        self.acks: dict[AttemptId, dict[str, str]] = {}
         self.late: list[Late] = []
+        self.full_for = 0
         self._nonces = count()
         self._create()
+        for receiver in self.receivers[: len(RECEIVERS)]:
+            receiver.start()
+
+    def __repr__(self) -> str:  # type: ignore[explicit-override]  # typing.override: 3.12
+        state = self.state
+        receivers = ", ".join(map(repr, self.receivers))
+        return f"version {state.record.version}, members {state.members}, active {state.active}; {receivers}"
 
     def close(self) -> None:
-        """Remove the tracker files."""
+        """Remove the tracker files, end what is under way."""
+        for receiver in self.receivers:
+            receiver.end()
         shutil.rmtree(self.folder)
 
     def context(self) -> Context:
         """What a coordinator starts with; resuming gives it its epoch."""
         owners = tuple(owner.name for owner in self.owners)
-        return Context(RUN, FIRST_EPOCH, owners, RECEIVERS, CATALOGUE, self.config, self.nonce)
+        clock = Clock(self.time, 1e6 * next(self._nonces), self._rate)
+        return Context(RUN, FIRST_EPOCH, owners, RECEIVERS, CATALOGUE, self.config, self.nonce, clock)
 
     def nonce(self) -> str:
         """Deterministic, and unique in this world."""
@@ -125,10 +161,12 @@ class World:
     def restart_owner(self, rank: int, words: Tensors | None = None) -> None:
         """A rank dies and starts again; its optimizer step may come out as other ``words``."""
         owner, request = self.owners[rank], self.trainer.request
+        TRACKER_DISKS.full.discard(owner.folder)  # without space it would not start
         owner.start(self.trainer.words)
         if request is None:
             return
         if self.state.record.version == request.parent_version:
+            self.events["came back with other weights"] += words is not None
             owner.present(request.step, words or self.trainer.words)
         if rank == 0:
             self.trainer.request = replace(request, requester=owner.incarnation)
@@ -143,48 +181,78 @@ class World:
 
     def deliver(self, message: Call, crash_at: int = 0) -> object:
         """Execute a call at its endpoint; a crash loses answer and process."""
-        for receiver in self.receivers:
-            if receiver.name == message.target:
-                try:
-                    answer = call(receiver.agent, message.method, message.params, crash_at)
-                except Crash:
-                    receiver.start()
-                    return lost()
-                if isinstance(answer, ApplyAck):
-                    self.acks.setdefault(answer.attempt, set()).add(receiver.name)
-                return answer
+        if message.target in NAMES:
+            return self._deliver_to_receiver(self.receiver(message.target), message, crash_at)
         owner = next(owner for owner in self.owners if owner.name == message.target)
         try:
             return call(owner.agent, message.method, message.params, crash_at)
         except Crash:
+            self.events[f"died inside {message.method}"] += 1
             self.restart_owner(owner.rank)
             return lost()
 
-    def pump(self, i: int) -> None:
-        """A receiver's background thread applies what it sees; failing to fetch is no fault of it."""
-        with suppress(RefitError):
-            self.receivers[i].agent.pump()
+    def receiver(self, name: str) -> Receiver:
+        """By name."""
+        return self.receivers[NAMES.index(name)]
 
-    def tick(self) -> None:
+    def miss_deadline(self) -> object:
+        """The answer that a call without answer gets, after a while."""
+        self.time.now += DEADLINE_S
+        return lost()
+
+    def _deliver_to_receiver(self, receiver: Receiver, message: Call, crash_at: int) -> object:
+        if receiver.gone or receiver.cut_off:
+            if receiver.frozen:  # it waits at the door
+                self.late.append(Late(message, receiver.cut_off + 1))
+            return self.miss_deadline()
+        self._note_call(message)
+        answer = receiver.deliver(message.method, message.params, crash_at)
+        if isinstance(answer, ApplyAck):
+            self.acks.setdefault(answer.attempt, {})[receiver.name] = receiver.incarnation
+        return answer
+
+    def tick(self, seconds: float = 1.0) -> None:
         """Time passes: what was late may arrive now."""
+        self.time.now += seconds
+        for receiver in self.receivers:
+            receiver.tick(self.desk)
+        self.full_for -= 1
+        if self.full_for == 0:
+            self.empty_disks()
         for late in self.late:
             late.delay -= 1
         for late in [late for late in self.late if late.delay <= 0]:
             self.late.remove(late)
             self._arrive(late)
 
+    def empty_disks(self) -> None:
+        """There is space again."""
+        self.store.empty()
+        TRACKER_DISKS.full.clear()
+
+    def start_all(self) -> None:
+        """Every receiver has a process, and can be reached at once."""
+        for receiver in self.receivers:
+            receiver.cut_off = 0
+            if receiver.gone:
+                receiver.start()
+            receiver.renewals.delays = (0, 0, 0)
+
+    def asking(self) -> list[str]:
+        """Receivers that want to be admitted."""
+        return [one.name for one in self.receivers if not one.gone and one.renewals.wants_admission]
+
+    def everybody_serves(self) -> bool:
+        """Whether every process serves."""
+        return all(one.gone or one.serving.gate.is_open for one in self.receivers)
+
     def arrive_all(self) -> None:
         """Nothing is under way any more."""
         while self.late:
             self._arrive(self.late.pop(0))
-
-    def _arrive(self, late: Late) -> None:
-        if isinstance(late.message, Call):
-            self.deliver(late.message)
-        else:
-            self.write(late.message)
-        for i in range(len(self.receivers)) if late.pumped else ():
-            self.pump(i)
+        for receiver in self.receivers:
+            receiver.lock.wait_for_pump()
+            receiver.serving.end_all()
         self.check()
 
     def write(self, effect: CompareAndSet) -> Conflict | None:
@@ -194,65 +262,49 @@ class World:
             self.plane.compare_and_set(effect.expected, effect.state)
         except Conflict as err:
             return err
+        self._note_write(before, effect.state)
         if effect.state.record != before.record:
-            self._committed(before, effect.state)
+            invariants.check_commit(self, before, effect.state)
         return None
 
-    # ---- invariants ----
+    def _arrive(self, late: Late) -> None:
+        if isinstance(late.message, Call):
+            self.deliver(late.message)
+        else:
+            refused = self.write(late.message)
+            if moves_record(late.message):
+                self.events[f"late commit {'refused' if refused else 'took effect'}"] += 1
+        for receiver in self.receivers if late.pumped else ():
+            if not receiver.gone:
+                receiver.pump()
+        self.check()
+
+    def _note_call(self, message: Call) -> None:
+        if message.method == "restore" and self.state.active is not None:
+            self.events["restore during a transition"] += 1
+
+    def _note_write(self, before: ControlState, after: ControlState) -> None:
+        old, new = before.active, after.active
+        if after.epoch != before.epoch:
+            self.events["takeover"] += 1
+            self.events["takeover in the middle of an attempt"] += old is not None
+            self.events["takeover of an opened attempt"] += old is not None and old.opened
+        self.events["join"] += len(set(after.members) - set(before.members))
+        for name in set(before.members) - set(after.members):
+            gone = self.receiver(name).gone
+            self.events["leave" if gone else "eviction of one that runs"] += 1
+        if old is not None and new is not None and old.attempt != new.attempt:
+            self.events["retry"] += 1
+            self.events["retry under the opened mark"] += new.opened
+            self.events["opened candidate replaced"] += old.opened and old.candidate != new.candidate
 
     def check(self) -> None:
-        """What must hold after every step, whatever was lost, late, twice or killed."""
-        for receiver in self.receivers:
-            self._check_receiver(receiver)
-        for owner in self.owners:
-            self._check_owner(owner)
+        """Every invariant; see ``invariants``."""
+        self.num_steps += 1
+        invariants.check(self)
 
-    def check_finished(self) -> None:
-        """After a transition without faults everybody holds and serves what the record names."""
-        record = self.state.record
-        for receiver in self.receivers:
-            assert receiver.gate.version == record.version, f"{receiver.name} does not serve"
-        for owner in self.owners:
-            assert owner.baseline.version == record.version, f"{owner.name} has not folded in"
-        rebuilt = replay(self.archive, record, CATALOGUE)
-        wanted = self.truth[record.version]
-        assert all(np.array_equal(rebuilt[name], words) for name, words in wanted.items()), "chain"
-
-    def _check_receiver(self, receiver: Receiver) -> None:
-        serving, report = receiver.gate.version, receiver.agent.report()
-        if serving is not None:
-            assert serving in self.truth, f"{receiver.name} serves {serving}, which was never committed"
-            assert receiver.holds(self.truth[serving]), f"{receiver.name} serves other bits than {serving}'s"
-        if report.state is ReceiverState.CLEAN:
-            assert report.version in self.truth, f"{receiver.name} calls {report.version} clean"
-            assert receiver.holds(self.truth[report.version]), f"{receiver.name} is not clean"
-
-    def _check_owner(self, owner: Owner) -> None:
-        version = owner.baseline.version
-        if version < 0:
-            return
-        assert version in self.truth, f"{owner.name} tracks {version}, which was never committed"
-        wanted, held = copy_of(self.truth[version]), copy_of(self.truth[version])
-        owner.tracked(held)
-        for name, words in wanted.items():
-            assert np.array_equal(held[name], words), (
-                f"{owner.name}: tracker of {name} is not version {version}"
-            )
-
-    def _committed(self, before: ControlState, after: ControlState) -> None:
-        record, active = after.record, before.active
-        assert active is not None
-        assert record.version == before.record.version + 1, "a version was lost or committed twice"
-        assert record.attempt == active.attempt, "the record names an attempt that was replaced"
-        assert record.attempt not in self.given_up, "what was reported as failed is committed"
-        assert self.acks.get(record.attempt) == set(RECEIVERS), "committed before every receiver finished"
-        self.truth[record.version] = self._assemble(active.candidate)
-        for receiver in self.receivers:
-            report = receiver.agent.report()
-            if report.state is ReceiverState.COMPLETE and report.opened == record.attempt:
-                assert receiver.holds(self.truth[record.version]), f"{receiver.name}: committed other bits"
-
-    def _assemble(self, candidate: CandidateId) -> Tensors:
+    def presented_by(self, candidate: CandidateId) -> Tensors:
+        """What the owners of that candidate had presented."""
         words = fresh_words()
         for owner, incarnation in zip(self.owners, candidate.incarnations, strict=True):
             owner.shard_of(owner.presented[incarnation, candidate.step], words)
