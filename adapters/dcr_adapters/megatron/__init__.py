@@ -1,6 +1,5 @@
 """Megatron-core and Megatron-Bridge as a trainer (DESIGN R4, R20, B1)."""
 
-from dcr_adapters.megatron.residual import ResidualConversion, required_tensors
 from dcr_adapters.megatron.shards import MegatronShards
 
-__all__ = ["MegatronShards", "ResidualConversion", "required_tensors"]
+__all__ = ["MegatronShards"]

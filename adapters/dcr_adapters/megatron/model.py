@@ -19,6 +19,7 @@ _GROUPS = ("tp", "cp", "pp", "ep", "expt_tp", "dp_cp", "expt_dp")
 class Found:
     """One conversion task whose parameter this rank holds."""
 
+    index: int
     task: Any
     parameter: "Parameter"
     classified: Classified
@@ -111,16 +112,19 @@ def grid_of_model(chunks: Sequence[torch.nn.Module]) -> Grid:
     return grid_of(groups, dist.get_rank(), dist.get_world_size())
 
 
-def find(bridge: Any, chunks: Sequence[torch.nn.Module], grid: Grid, setting: Setting) -> Iterator[Found]:
-    """Every task whose parameter is on this rank.
+def find(
+    bridge: Any, chunks: Sequence[torch.nn.Module], tasks: Sequence[Any], setting: Setting
+) -> Iterator[Found]:
+    """Every one of the Bridge's ``tasks`` whose parameter is on this rank.
 
     Raises:
         UnsupportedPath: a layout cannot be exact.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
+    grid = grid_of_model(chunks)
     own = model_bridge_of(bridge)
     tied = _registry_of_tied(own, chunks)
-    for task in conversion_tasks(bridge, chunks):
+    for index, task in enumerate(tasks):
         if task.param_weight is None or own._should_skip_mtp_duplicate_embedding_export(task, list(chunks)):
             continue
         _refuse_dtensor(task)
@@ -129,7 +133,8 @@ def find(bridge: Any, chunks: Sequence[torch.nn.Module], grid: Grid, setting: Se
         shape = tuple(task.param_weight.shape)
         classified = classify(task, setting, shape=shape, size=places[True].size, rank=places[True].rank)
         alias = own._get_tied_output_hf_name(task, tied) if tied is not None else None
-        yield Found(task, _parameter(task), classified, places, alias if _emits(bridge, alias) else None)
+        alias = alias if _emits(bridge, alias) else None
+        yield Found(index, task, _parameter(task), classified, places, alias)
 
 
 def served_spec(name: str, shape: tuple[int, ...], dtype: torch.dtype, alias: str | None) -> TensorSpec:

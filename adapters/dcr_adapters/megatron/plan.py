@@ -9,13 +9,13 @@ from dcr.errors import UnsupportedPath
 from dcr.indexmap import IndexMap
 from dcr.model import TensorSpec
 from dcr.source.plan import Plan
+from dcr.source.residual import ResidualConversion
 from dcr.source.task import AffineTask
 from dcr_adapters.megatron.classify import Setting, classify, is_embedding_or_output, names_of
 from dcr_adapters.megatron.closed_form import definer, kind_of
 from dcr_adapters.megatron.meta import meta_model
 from dcr_adapters.megatron.model import conversion_tasks, model_bridge_of, setting_of
 from dcr_adapters.megatron.ranks import Degrees, Grid
-from dcr_adapters.megatron.residual import ResidualConversion
 
 Shard = tuple[str, tuple[int, ...], int, bool]
 """Canonical name and shape, local elements, and whether tensor parallelism splits the tensor."""

@@ -5,7 +5,7 @@ nothing of it communicates. Served values are those of the Bridge's own export: 
 one added where a norm is zero-centred, then cast.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,19 @@ import torch.distributed as dist
 from dcr.errors import ConfigError, UnsupportedPath
 from dcr.model import TensorSpec, digest_hex, stored_bits
 from dcr.source.detect import Candidate
+from dcr.source.residual import Part, ResidualConversion
 from dcr.source.task import AffineTask
-from dcr_adapters.megatron.classify import Direct
-from dcr_adapters.megatron.model import Found, Parameter, find, grid_of_model, served_spec, setting_of
+from dcr_adapters.megatron.classify import Direct, is_embedding_or_output
+from dcr_adapters.megatron.export import Export, Position
+from dcr_adapters.megatron.model import (
+    Found,
+    Parameter,
+    conversion_tasks,
+    find,
+    served_spec,
+    setting_of,
+)
 from dcr_adapters.megatron.pieces import Piece
-from dcr_adapters.megatron.residual import ResidualConversion
 
 SERVED_DTYPES = ("bfloat16", "float16", "float32")
 
@@ -36,7 +44,7 @@ class _Held:
 
 
 class MegatronShards:
-    """One rank's shards; implements ``dcr.source.ports.ShardSource``. All ranks construct it together.
+    """One rank's shards; implements ``dcr.source.residual.ResidualSource``. All ranks construct it together.
 
     ``bridge`` is a ``megatron.bridge.AutoBridge``, ``model`` the rank's chunk or list of chunks (one
     a virtual stage), wrapped or not. ``served_dtype`` casts every floating tensor; None serves what
@@ -67,34 +75,46 @@ class MegatronShards:
         self._held: dict[str, _Held] = {}
         tasks: list[AffineTask] = []
         specs: list[TensorSpec] = []
-        residual: list[ResidualConversion] = []
+        left: list[tuple[ResidualConversion, Position]] = []
         setting = setting_of(bridge, self._chunks, classification)
-        for found in find(bridge, self._chunks, grid_of_model(self._chunks), setting):
+        every_task = conversion_tasks(bridge, self._chunks)
+        for found in find(bridge, self._chunks, every_task, setting):
             if isinstance(found.classified, ResidualConversion):
-                residual.append(found.classified)
+                left.append((found.classified, _position(found, found.classified, setting.vocab_size)))
                 continue
             for piece in found.classified.pieces:
                 tasks.append(self._add(found, found.classified, piece))
                 specs.append(self._spec(found, piece))
         self._tasks = tuple(tasks)
-        every = _gathered((specs, _counted(tasks), residual))
-        self._specs = _merge([each[0] for each in every])
-        self._residual = tuple({each.key: each for part in every for each in part[2]}.values())
-        if self._residual and not accept_residual:
-            raise UnsupportedPath(_refusal(self._residual))
-        _require_complete(self._specs, [each[1] for each in every])
+        every = _gathered((specs, _counted(tasks), left))
+        direct = _merge([each[0] for each in every])
+        self._conversions = tuple({each.key: each for part in every for each, _ in part[2]}.values())
+        if self._conversions and not accept_residual:
+            raise UnsupportedPath(_refusal(self._conversions))
+        _require_complete(direct, [each[1] for each in every])
+        self._export = Export(bridge, self._chunks, every_task)
+        self._export.prepare({position for part in every for _, position in part[2]}, self._served)
+        self._specs = (*direct, *self._export.specs)
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """Every canonical tensor of a direct task; equal on all ranks."""
+        """Every canonical tensor, residual ones last; equal on all ranks."""
         return self._specs
 
     def tasks(self) -> Sequence[AffineTask]:
         """One task per parameter and canonical tensor of which this rank holds elements."""
         return self._tasks
 
-    def residual(self) -> tuple[ResidualConversion, ...]:
-        """Conversions of all ranks that direct projection cannot serve; equal on all ranks."""
-        return self._residual
+    def conversions(self) -> Sequence[ResidualConversion]:
+        """What direct projection cannot serve, on any rank; equal on all ranks."""
+        return self._conversions
+
+    def input_digests(self) -> Mapping[str, str]:
+        """Digest of every input of a residual conversion of which this rank holds a shard."""
+        return self._export.digests(name for each in self._conversions for name in each.inputs)
+
+    def convert(self, names: Sequence[str]) -> Iterable[Part]:
+        """The Bridge's export of these tensors, each on one rank. Collective: all ranks iterate it whole."""
+        return self._export.parts(names)
 
     def read(self, task: AffineTask) -> Candidate:
         """Served bits [task.num_elements] of the live shard.
@@ -145,6 +165,11 @@ class MegatronShards:
         if self._served is not None and dtype.is_floating_point:
             dtype = self._served
         return served_spec(piece.name, piece.shape, dtype, found.alias)
+
+
+def _position(found: Found, conversion: ResidualConversion, vocab_size: int | None) -> Position:
+    rows = vocab_size if is_embedding_or_output(found.task.param_weight) else None
+    return Position(found.index, conversion.outputs, rows)
 
 
 def _glance(tensor: torch.Tensor) -> str:

@@ -136,6 +136,19 @@ def test_the_published_classification_leaves_fused_attention_and_vocabulary_to_t
     assert all(each["inputs"] and each["reason"] for each in residual)
 
 
+def test_residual_tensors_are_converted_by_the_bridge_each_on_one_rank(folder: Path) -> None:
+    new, parts = truth(folder, "new"), [arrays(path) for path in sorted(folder.glob("residual-*.npz"))]
+    residual = [json.loads(each) for each in facts(folder)["published"]]
+    outputs = sorted(output for each in residual for output in each["outputs"])
+    assert sorted(name for part in parts for name in part) == outputs
+    for part in parts:
+        for tensor, bits in part.items():
+            np.testing.assert_array_equal(bits, new[tensor].reshape(-1), err_msg=tensor)
+            assert facts(folder)["tensors"][tensor] == list(new[tensor].shape)
+    held = [json.loads(path.read_text())["inputs"] for path in sorted(folder.glob("facts-*.json"))]
+    assert {name for part in held for name in part} == {name for each in residual for name in each["inputs"]}
+
+
 def test_replicas_of_data_and_tensor_parallelism_share_the_work(worlds: Path) -> None:
     for name in ("dp2", "dp2-tp2"):
         owners = [sum(1 for key in arrays(path) if key.endswith(" name")) for path in

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.lanes.megatron.standins import Case, attention
 
 from dcr.errors import UnsupportedPath
+from dcr.source.residual import ResidualConversion
 from dcr_adapters.megatron.classify import Direct, Setting, classify
 from dcr_adapters.megatron.imports import import_bridge
 from dcr_adapters.megatron.probe import localize, select
-from dcr_adapters.megatron.residual import ResidualConversion, required_tensors
 
 import_bridge()
 
@@ -412,14 +412,3 @@ def test_a_bridges_hook_on_converted_weights_is_judged_task_by_task() -> None:
     swapped = Case(bridge.AutoMapping("swap.weight", "w"), "column", None, (4, 3), 2)
     (piece,) = direct_pieces(swapped, 1, bridge=HookBridge())
     np.testing.assert_array_equal(table_of(piece, (2, 3)), np.arange(6))
-
-
-def test_required_tensors_are_closed_under_what_outputs_feed() -> None:
-    conversions = (
-        ResidualConversion("a", ("w1", "scale"), ("x",), ""),
-        ResidualConversion("b", ("w2", "scale"), ("y",), ""),
-        ResidualConversion("c", ("y",), ("z",), ""),
-    )
-    assert required_tensors(["w1"], conversions) == ("x",)
-    assert required_tensors(["scale"], conversions) == ("x", "y", "z")
-    assert required_tensors(["other"], conversions) == ()

@@ -112,7 +112,7 @@ def _world(folder: Path, layout: Layout, rank: int) -> None:
     after = {task.key: host_bits(source.read(task)) for task in source.tasks()}
     _record(source, after, folder, "new", rank)
     _save_truth(bridge, chunks, folder / f"new-{rank}.npz")
-    (folder / f"facts-{rank}.json").write_text(json.dumps(_facts(source, bridge, chunks)))
+    (folder / f"facts-{rank}.json").write_text(json.dumps(_facts(source, bridge, chunks, folder)))
 
 
 def save(path: Path, arrays: dict[str, Any]) -> None:
@@ -149,13 +149,18 @@ def _save_truth(bridge: Any, chunks: list[torch.nn.Module], path: Path) -> None:
     save(path, dense)
 
 
-def _facts(source: Any, bridge: Any, chunks: list[torch.nn.Module]) -> dict[str, Any]:
+def _facts(source: Any, bridge: Any, chunks: list[torch.nn.Module], folder: Path) -> dict[str, Any]:
     """What else the tests want to know: refusals, and that the guard against collectives bites."""
     from dcr_adapters.megatron import MegatronShards
 
-    facts: dict[str, Any] = {"residual": len(source.residual())}
+    facts: dict[str, Any] = {"residual": len(source.conversions())}
     published = MegatronShards(bridge, chunks, classification="published", accept_residual=True)
-    facts["published"] = [to_json(each).decode() for each in published.residual()]
+    names = sorted({name for each in published.conversions() for name in each.outputs})
+    parts = {part.name: part.bits for part in published.convert(names)}
+    save(folder / f"residual-{dist.get_rank()}.npz", parts)
+    facts["tensors"] = {spec.name: list(spec.shape) for spec in published.tensors()}
+    facts["inputs"] = sorted(published.input_digests())
+    facts["published"] = [to_json(each).decode() for each in published.conversions()]
     try:
         MegatronShards(bridge, chunks, classification="published")
     except RefitError as err:
