@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from dcr.codec import Item, Limits, decode_payload
-from dcr.commit.control_plane.sqlite import SqliteControlPlane
 from dcr.model import Catalogue, CommitRecord, Manifest, from_json
 from dcr.transport.archive import StoreArchive
 from dcr.transport.chain import chain
-from dcr.transport.directory import DirectoryStore
+from dcr_recipes.compose import load
 from dcr_recipes.faults import parse_kill
 from dcr_recipes.launch.starting import SWITCH
 from dcr_recipes.layout import RunFolder
+from dcr_recipes.processes.serving import control_of, site_of
 from dcr_recipes.summary import MetricsLog
 
 Point = dict[str, Any]
@@ -85,8 +85,8 @@ class Finished:
 
     def record(self) -> CommitRecord:
         """What is committed."""
-        run = self.folder.run_id.read_text()
-        return SqliteControlPlane(self.folder.control).read(run).record
+        plane = control_of(self.folder, load(self.folder.config)).plane()
+        return plane.read(self.folder.run_id.read_text()).record
 
     def manifests(self) -> list[Manifest]:
         """Committed manifests, oldest first, the anchor left out."""
@@ -101,7 +101,7 @@ class Finished:
 
     @property
     def _archive(self) -> StoreArchive:
-        return StoreArchive(DirectoryStore(self.folder.store), self.folder.run_id.read_text())
+        return site_of(self.folder, load(self.folder.config)).archive
 
 
 def finish(driver: "subprocess.Popen[str]", folder: Path, kills: tuple[str, ...] = ()) -> Finished:

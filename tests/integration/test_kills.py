@@ -84,6 +84,8 @@ ABSENCES = (
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Finished]]:
     """All runs that need nothing of one another, two at a time: each mostly waits for a restart.
 
+    Those with kills share one store (P1).
+
     The processes of the calm one are started from nothing, those of the others forked from a warm one.
     """
     folder = tmp_path_factory.mktemp("runs")
@@ -91,6 +93,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], F
         begun: dict[str, Future[Finished]] = {}
         for name in ("calm", "trainer", "runtimes", "coordinator", "dense", "absences"):
             words = [f"steps={STEPS}", f"refit={'dense' if name == 'dense' else 'dcr'}"]
+            words += [f"transport.path={folder / 'store'}"] if name in KILLS else []
             words += ABSENCES if name == "absences" else []
             kills, warm = KILLS.get(name, ()), name != "calm"
             begun[name] = pool.submit(run, folder / name, *words, kills=kills, warm=warm)
@@ -187,6 +190,16 @@ def test_no_step_is_lost_or_committed_twice(runs: Callable[[str], Finished], nam
     manifests = runs(name).manifests()
     assert [manifest.attempt.version for manifest in manifests] == list(range(1, STEPS + 1))
     assert runs(name).record().step == STEPS
+
+
+def test_recipes_on_one_store_keep_to_their_own_keys(runs: Callable[[str], Finished]) -> None:
+    """P1: three runs of the same seed, in part at the same time, under kills; each chain is whole."""
+    done = [runs(name) for name in KILLS]
+    ids = {each.folder.run_id.read_text() for each in done}
+    store = done[0].folder.root.parent / "store"
+    assert len(ids) == len(KILLS)
+    assert {path.name for path in store.iterdir()} == ids
+    assert all(list(each.items(manifest)) for each in done for manifest in each.manifests())
 
 
 @dataclass(frozen=True)
