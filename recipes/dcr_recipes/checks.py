@@ -36,10 +36,10 @@ def check_together(config: RunConfig) -> None:
 
 def _check_transport(config: RunConfig) -> None:
     told = config.transport
+    if config.commit.name == "s3" and told.name != "s3":
+        raise ConfigError("commit.name: commit=s3 keeps the record in the run's bucket; use transport=s3")
     if told.name != "s3":
-        for key in ("bucket", "endpoint", "region", "prefix"):
-            if getattr(told, key):
-                raise ConfigError(f"transport.{key}: transport={told.name} has none; use transport=s3")
+        _require_no_bucket(config)
         return
     if told.path:
         raise ConfigError("transport.path: transport=s3 has a bucket, no folder; use transport.prefix")
@@ -51,6 +51,14 @@ def _check_transport(config: RunConfig) -> None:
         raise ConfigError(
             "transport: workers of runtime=vllm read payloads from a folder; use transport=directory"
         )
+
+
+def _require_no_bucket(config: RunConfig) -> None:
+    for key in ("bucket", "endpoint", "region", "prefix"):
+        if getattr(config.transport, key):
+            raise ConfigError(
+                f"transport.{key}: transport={config.transport.name} has none; use transport=s3"
+            )
 
 
 def _check_absences(config: RunConfig) -> None:

@@ -214,7 +214,9 @@ RULES: Mapping[str, Rule] = {
     "transport.ahead": Rule("payloads fetched while another one is applied", minimum=0),
     "transport.poll_s": Rule("seconds between two looks for new payloads", minimum=1e-3),
     "commit.name": Rule(
-        "where the commit record lives: a file of the run, an etcd cluster", CONTROL_PLANES, fixed=True
+        "where the commit record lives: a file of the run, an etcd cluster, its bucket",
+        CONTROL_PLANES,
+        fixed=True,
     ),
     "commit.endpoints": Rule("etcd: client URLs of a cluster that runs, [http://host:2379, ...]"),
     "commit.coordinators": Rule("coordinators; all but one stand by", minimum=1),

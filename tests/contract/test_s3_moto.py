@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from moto import mock_aws
 
 from dcr.commit.control_plane.s3 import S3ControlPlane
+from dcr.commit.leadership.s3 import S3Leadership
 from dcr.model import new_nonce
 from dcr.testing.control_plane_suite import ControlPlaneContract, OpenPlane
+from dcr.testing.leadership_suite import LeadershipContract, Race
 from dcr.testing.object_store_suite import ObjectStoreContract
 from dcr.transport.s3 import S3Store
 from dcr.transport.s3_client import S3Address, connect
@@ -43,3 +46,18 @@ class TestControlPlane(ControlPlaneContract):
     @pytest.fixture
     def open_plane(self, client: Any, address: S3Address) -> OpenPlane:
         return lambda: S3ControlPlane(address, client=client)
+
+
+class TestLeadership(LeadershipContract):
+    """Time passes only where it is told to."""
+
+    @pytest.fixture
+    def race(self, client: Any, address: S3Address, monkeypatch: pytest.MonkeyPatch) -> Race:
+        now = [0.0]
+
+        def wait(seconds: float) -> None:
+            now[0] += seconds
+
+        monkeypatch.setattr("dcr.commit.leadership.s3.connect", lambda *_, **__: client)
+        join = partial(S3Leadership, address, lease_s=8.0, clock=lambda: now[0])
+        return Race(join, 8.0, wait)

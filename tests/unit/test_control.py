@@ -17,6 +17,7 @@ from dcr.refit import ControlSpec, parse_control
 from dcr.testing.control_plane_suite import RUN
 from dcr.testing.etcd import free_ports
 from dcr.transport.peers import Peers
+from dcr.transport.s3_client import S3Address
 from dcr_recipes.cli import main
 from dcr_recipes.compose import compose, recompose
 from dcr_recipes.launch.driver import check_control
@@ -31,6 +32,8 @@ _ETCD = ["commit=etcd", "commit.endpoints=[http://a:2379,http://b:2379]"]
     [
         ("sqlite:/runs/1/control.sqlite", ControlSpec("sqlite", Path("/runs/1/control.sqlite"))),
         ("sqlite:C:odd", ControlSpec("sqlite", Path("C:odd"))),
+        ("s3:b", ControlSpec("s3", bucket=S3Address("b"))),
+        ("s3:b/some/where", ControlSpec("s3", bucket=S3Address("b", prefix="some/where"))),
         ("etcd:http://a:2379", ControlSpec("etcd", endpoints=("http://a:2379",))),
         ("etcd:http://a:1, https://b:2,", ControlSpec("etcd", endpoints=("http://a:1", "https://b:2"))),
     ],
@@ -44,6 +47,7 @@ def test_a_control_plane_has_a_short_name(text: str, spec: ControlSpec) -> None:
     ("text", "message"),
     [
         ("", "'' is not one of sqlite, etcd"),
+        ("s3:", "needs a bucket"),
         ("redis:x", "redis"),
         ("sqlite:", "sqlite:PATH"),
         ("etcd:,", "URLs"),
@@ -80,8 +84,8 @@ def test_a_recipe_picks_one(tmp_path: Path) -> None:
     [
         (["commit=etcd", "commit.endpoints=[]"], "commit.endpoints.*needs client URLs"),
         (["commit.endpoints=[http://a:2379]"], "commit.endpoints.*use commit=etcd"),
-        (["commit=redis"], "accepted: etcd, sqlite"),
-        (["commit.name=redis"], "accepted: sqlite, etcd"),
+        (["commit=redis"], "accepted: etcd, s3, sqlite"),
+        (["commit.name=redis"], "accepted: sqlite, etcd, s3"),
         (["commit.coordinators=0"], "commit.coordinators: must be at least 1"),
         (["commit.leader_lease_s=0.1"], "commit.leader_lease_s: must be at least 1"),
     ],

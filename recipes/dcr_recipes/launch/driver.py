@@ -129,7 +129,7 @@ def check_control(config: RunConfig) -> None:
     Raises:
         ConfigError: names the endpoints.
     """
-    if config.refit != "dcr" or config.commit.name == "sqlite":
+    if config.refit != "dcr" or config.commit.name != "etcd":  # a bucket is tried with the run's objects
         return
     control = ControlSpec(config.commit.name, endpoints=tuple(config.commit.endpoints))
     try:

@@ -32,7 +32,7 @@ def objects_served(folder: RunFolder, config: RunConfig) -> Iterator[None]:
         if owns_server(config):
             stack.enter_context(own_server(folder))
         store = S3Store(bucket_of(folder, config))
-        store.check()
+        store.check(as_control_plane=config.commit.name == "s3")
         store.close()
         yield
 

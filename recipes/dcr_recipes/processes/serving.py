@@ -69,7 +69,8 @@ def _bucket(address: "S3Address") -> ObjectStore:
 def control_of(folder: RunFolder, config: RunConfig) -> ControlSpec:
     """Where the run's commit record lives."""
     path = folder.control if config.commit.name == "sqlite" else Path()
-    return ControlSpec(config.commit.name, path, tuple(config.commit.endpoints))
+    bucket = bucket_of(folder, config) if config.commit.name == "s3" else None
+    return ControlSpec(config.commit.name, path, tuple(config.commit.endpoints), bucket)
 
 
 def post_of(folder: RunFolder, config: RunConfig) -> Post:

@@ -156,3 +156,20 @@ def test_no_second_server_is_started_on_the_same_data(tmp_path: Path) -> None:
 def test_settings_that_do_not_go_together_are_named(words: list[str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         compose(["model=tiny", *words])
+
+
+def test_the_record_may_lie_in_the_bucket_too(finished: Path, tmp_path: Path) -> None:
+    """Nothing but the bucket holds the run's state; two coordinators, of which one stands by."""
+    folder = tmp_path / "commit"
+    done(dcr("grpo", *WORDS, f"run_dir={folder}", "commit=s3", "commit.coordinators=2"))
+    mine, other = (json.loads((at / "summary.json").read_text()) for at in (folder, finished))
+    assert mine["weights_digest"] == other["weights_digest"]
+    assert mine["differing_bits"] == 0
+    assert not (folder / "control.sqlite").exists()
+    told = json.loads(done(dcr("log", str(folder), "--json")))
+    assert len(told["versions"]) == STEPS + 1
+
+
+def test_a_record_in_a_bucket_needs_one() -> None:
+    with pytest.raises(ConfigError, match=r"commit\.name: .*use transport=s3"):
+        compose(["model=tiny", "commit=s3"])
