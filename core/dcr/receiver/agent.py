@@ -119,7 +119,7 @@ class ReceiverAgent:
         Nothing is done if this receiver holds exactly that version already.
 
         Raises:
-            Conflict: ``attempt`` is not the fenced one.
+            Conflict: ``attempt`` is not the fenced one, or was acknowledged here.
             IntegrityError: the version cannot be rebuilt or proven.
             AttemptFailed: replaced meanwhile, or the loader failed; storage is empty.
         """
@@ -128,6 +128,7 @@ class ReceiverAgent:
             self._fences.check_current(attempt)
             if self._held.standing == rules.clean(record):
                 return self._report()
+            rules.check_not_acknowledged(self._held.standing, attempt)
             observe.point("receiver.restore.before", version=record.version)
             self._held.stand(rules.EMPTY)
             self._held.changed = True

@@ -83,6 +83,18 @@ def after_settle(standing: Standing, record: CommitRecord) -> Standing:
     )
 
 
+def check_not_acknowledged(standing: Standing, attempt: AttemptId) -> None:
+    """What was acknowledged for ``attempt`` may be committed at any time, so it stays until another is fenced.
+
+    A restore under the same attempt came before it was opened; this is a late copy of that call.
+
+    Raises:
+        Conflict: ``attempt`` is complete here.
+    """
+    if standing.state is ReceiverState.COMPLETE and standing.opened == attempt:
+        raise Conflict(f"attempt {attempt} is complete here; nothing is restored under it")
+
+
 def after_open(standing: Standing, attempt: AttemptId, record: CommitRecord) -> Standing:
     """Storage counts as torn from the moment that an attempt is opened.
 

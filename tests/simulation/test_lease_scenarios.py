@@ -1,0 +1,156 @@
+"""Straight-line cases of membership and leases: orders that chance reaches too seldom to rely on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dcr.commit import coordinator as commit_coordinator
+from dcr.commit.book import MembershipBook
+from dcr.commit.effects import Call
+from dcr.model import ReceiverState
+from tests.simulation.coordinators import Coordinator
+from tests.simulation.fleet import is_commit
+from tests.simulation.test_scenarios import ask, asks_for, check_finished, coordinator, refit, run, words
+from tests.simulation.world import World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(max_attempts=3)
+    yield world
+    world.close()
+
+
+def tick(world: World, num: int) -> None:
+    """Time passes."""
+    for _ in range(num):
+        world.tick()
+        world.check()
+
+
+def serving(world: World) -> Coordinator:
+    """A coordinator whose receivers serve version 1."""
+    one = coordinator(world)
+    refit(world, one, words(i0=1))
+    return one
+
+
+def of(calls: list[Call], receiver: str) -> Call:
+    """That receiver's one."""
+    return next(call for call in calls if call.target == receiver)
+
+
+def test_a_restore_that_comes_again_after_the_attempt_was_opened_does_nothing(world: World) -> None:
+    """With it, a late settle would open the gate at v while v + 1 is committed."""
+    one = serving(world)
+    world.receivers[0].start()
+    settled = Call("runtime-0", "settle", {"record": world.state.record})
+    world.train(words(i0=1, i1=2))
+    ask(world, one)
+    run(one, asks_for("restore"))
+    again = of(one.pending, "runtime-0")
+    run(one, is_commit)
+    tick(world, 10)
+    world.deliver(again)
+    world.deliver(settled)
+    tick(world, 5)
+    run(one)
+    check_finished(world)
+
+
+def test_a_lease_runs_out_before_a_cut_off_member_is_left_out(world: World) -> None:
+    """Its answers stop, the others go on, and it comes back by itself."""
+    one = serving(world)
+    cut = world.receivers[1]
+    cut.cut_off, cut.frozen = 400, False
+    cut.serving.enter(300)
+    refit(world, one, words(i0=1, i2=2))
+    assert world.state.members == ("runtime-0",)
+    assert not cut.serving.gate.is_open
+    cut.serving.end_all()
+    assert world.events["answer dropped, its lease has run out"] == 1
+    cut.cut_off = 0
+    for _ in range(60):
+        if asking := world.asking():
+            one.ask_admit(asking[0])
+            run(one)
+        world.tick()
+        world.check()
+    assert world.state.members == ("runtime-0", "runtime-1")
+    assert cut.serving.gate.is_open
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_process_that_came_later_gets_no_lease_in_the_midst_of_an_attempt(
+    world: World, monkeypatch: pytest.MonkeyPatch, seeded: bool
+) -> None:
+    """It acknowledged, died, and a coordinator of long ago brings its successor to v (bug: any process is granted)."""
+    first = serving(world)
+    world.receivers[0].start()
+    first.ask_admit("runtime-0")
+    old: list[Call] = []
+    while first.script is not None:
+        old += first.pending
+        first.perform()
+    second = coordinator(world)
+    world.train(words(i0=1, i1=2))
+    ask(world, second)
+    run(second, is_commit)
+    world.receivers[0].start()
+    for call in old:
+        world.deliver(call)
+    if seeded:
+        grant = MembershipBook.grant
+        monkeypatch.setattr(MembershipBook, "grant", lambda self, name, _, now: grant(self, name, "any", now))
+        second.leasing.book._incarnations.clear()  # type: ignore[union-attr]
+    assert world.receivers[0].standing.state is ReceiverState.CLEAN
+    tick(world, 5)
+    if seeded:
+        with pytest.raises(AssertionError, match="serves while"):
+            run(second)
+    else:
+        run(second)
+        assert not world.receivers[0].serving.gate.is_open
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_what_was_opened_before_the_chain_of_attempts_began_is_restored(
+    world: World, monkeypatch: pytest.MonkeyPatch, seeded: bool
+) -> None:
+    """A's first attempt is opened at a member that comes back, when B's chain is long open (bug: no ``since``)."""
+    first = serving(world)
+    world.train(words(i0=1, i4=8))
+    ask(world, first)
+    run(first, asks_for("open_apply"))
+    late = of(first.pending, "runtime-1")
+    for call in first.pending:
+        if call.method == "construct":
+            first.answer(call, world.deliver(call))
+    world.restart_trainer(words(i0=1, i1=2))
+    world.receivers[1].cut_off = 10_000
+    second = coordinator(world)
+    ask(world, second)
+    run(second, asks_for("finish"))
+    assert world.state.members == ("runtime-0",)
+    third = coordinator(world)
+    world.receivers[1].cut_off = 0
+    third.ask_admit("runtime-1")
+    run(third)
+    assert world.state.members == ("runtime-0", "runtime-1")
+    world.deliver(late)
+    world.receivers[1].pump()
+    if seeded:
+        needs = commit_coordinator.needs_restore
+
+        def without_since(report: Any, version: int, active: Any = None) -> bool:
+            return report.state is not ReceiverState.MIXED and needs(report, version, active)
+
+        monkeypatch.setattr(commit_coordinator, "needs_restore", without_since)
+    ask(world, third)
+    if seeded:
+        with pytest.raises(AssertionError, match="committed other bits"):
+            run(third)
+    else:
+        run(third)
+        check_finished(world)
