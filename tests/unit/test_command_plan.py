@@ -110,6 +110,17 @@ def test_a_residual_tensor_is_held_twice_and_sent_whole() -> None:
     assert got.owner_bytes_min + got.owner_bytes_max == 32
 
 
+def test_replicas_share_large_tensors_unless_published() -> None:
+    specs = (TensorSpec("big", (1 << 20,), "bfloat16"), TensorSpec("small", (8,), "bfloat16"))
+    tasks = [task("big", 1 << 20, (0, 1, 2, 3)), task("small", 8, (0, 1, 2, 3))]
+    made = Plan(specs, frozenset(), tasks, (), 4)
+    cut, whole = report(made, 0.0), report(made, 0.0, "published")
+    assert (cut.delta_items, whole.delta_items) == (5, 2)
+    assert cut.owner_bytes_max < 1.05 * cut.bytes_total / 4 < 0.3 * whole.owner_bytes_max
+    with pytest.raises(ConfigError, match="'fair' must be one of balanced, published"):
+        report(made, 0.0, "fair")
+
+
 def test_location_bits_are_the_entropy_a_change() -> None:
     assert location_bits(0.5) == pytest.approx(2.0)
     assert location_bits(0.01) == pytest.approx(8.0793, abs=1e-4)

@@ -59,16 +59,22 @@ class Piece:
     split: bool
     plus_one: bool
 
-    def take(self, parameter: "torch.Tensor") -> "torch.Tensor":
-        """The rows [T, C] of a live parameter; a view where they lie together."""
+    def take(self, parameter: "torch.Tensor", start: int = 0, stop: int | None = None) -> "torch.Tensor":
+        """Elements ``start .. stop - 1`` [stop - start] of the rows of a live parameter.
+
+        A view where the rows lie together; else only the rows that are touched are copied.
+        """
         import torch
 
         matrix = parameter.detach()
         matrix = matrix.reshape(matrix.shape[0] if matrix.ndim else 1, -1)
-        if self.rows is not None:
-            return matrix.index_select(0, torch.from_numpy(self.rows).to(matrix.device))
         width = matrix.shape[1]
-        return matrix.narrow(0, self.first, self.map.src_size // width if width else 0)
+        stop = self.map.src_size if stop is None else stop
+        if self.rows is None:
+            return matrix.reshape(-1)[self.first * width + start : self.first * width + stop]
+        top = start // width
+        rows = torch.from_numpy(self.rows[top : -(-stop // width)]).to(matrix.device)
+        return matrix.index_select(0, rows).reshape(-1)[start - top * width : stop - top * width]
 
 
 def piece_of(

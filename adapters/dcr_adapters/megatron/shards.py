@@ -125,8 +125,16 @@ class MegatronShards:
         Raises:
             UnsupportedPath: the parameter's shape or dtype is no longer the declared one.
         """
+        return self.read_range(task, 0, task.num_elements)
+
+    def read_range(self, task: AffineTask, start: int, stop: int) -> Candidate:
+        """As ``read``, elements ``start .. stop - 1`` of the shard only.
+
+        Raises:
+            UnsupportedPath: as ``read``.
+        """
         held = self._held[task.key]
-        value = held.piece.take(held.parameter.live())
+        value = held.piece.take(held.parameter.live(), start, stop)
         if held.piece.plus_one:
             value = value + 1  # in the stored dtype, as the export does, before it is cast
         value = value.to(held.dtype)

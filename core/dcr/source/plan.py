@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
-from dcr.indexmap import IndexMap
+from dcr.errors import ConfigError
 from dcr.model import TensorSpec, width_bytes
-from dcr.source.ownership import owner_of
+from dcr.source.ownership import owner_of, stable_hash
+from dcr.source.shares import OWNERSHIPS, divide, slab
 from dcr.source.task import AffineTask
 
 VALUE_BITS = 3.0
@@ -45,19 +46,23 @@ class PlanReport:
     payload_bytes: int
 
 
-def report(plan: Plan, rate: float) -> PlanReport:
+def report(plan: Plan, rate: float, ownership: str = "balanced") -> PlanReport:
     """Count and balance; ``rate`` is the share of elements that a step is expected to change.
 
-    A rank's baseline, on average, is its part of one copy of the source and of the canonical
-    residual tensors (R3).
+    Index ranges of ``balanced`` ownership are items of their own. A rank's baseline, on average, is
+    its part of one copy of the source and of the canonical residual tensors (R3).
+
+    Raises:
+        ConfigError: another ownership.
     """
+    if ownership not in OWNERSHIPS:
+        raise ConfigError(f"ownership {ownership!r} must be one of {', '.join(OWNERSHIPS)}")
     owners = [0] * plan.world
-    for task in (*plan.direct, *plan.inputs):
-        owners[owner_of(task)] += task.num_elements * width_bytes(task.dtype)
-    everyone = tuple(range(plan.world))
+    items = _assign(plan.direct, owners, ownership)
+    _assign(plan.inputs, owners, ownership)
     for spec in plan.tensors:
         if spec.name in plan.residual:
-            owners[owner_of(_whole(spec, everyone))] += spec.num_bytes
+            owners[stable_hash(spec.name) % plan.world] += spec.num_bytes
     total = sum(spec.num_bytes for spec in plan.tensors)
     residual = sum(spec.num_bytes for spec in plan.tensors if spec.name in plan.residual)
     changed = rate * sum(spec.num_elements for spec in plan.tensors)
@@ -65,7 +70,7 @@ def report(plan: Plan, rate: float) -> PlanReport:
         num_tensors=len(plan.tensors),
         num_affine=len(plan.tensors) - len(plan.residual),
         num_residual=len(plan.residual),
-        delta_items=len(plan.direct),
+        delta_items=items,
         overwrite_items=len(plan.residual),
         bytes_total=total,
         bytes_residual=residual,
@@ -76,13 +81,26 @@ def report(plan: Plan, rate: float) -> PlanReport:
     )
 
 
+def _assign(tasks: Sequence[AffineTask], owners: list[int], ownership: str) -> int:
+    """Add the bytes of every shard to those of its owners; returns the number of owned parts."""
+    if ownership == "published":
+        for task in tasks:
+            owners[owner_of(task)] += task.num_elements * width_bytes(task.dtype)
+        return len(tasks)
+    groups: dict[tuple[int, ...], list[AffineTask]] = {}
+    for task in tasks:
+        groups.setdefault(task.replicas, []).append(task)
+    items = 0
+    for replicas, held in groups.items():
+        for part in divide([slab(task) for task in held], len(replicas)):
+            width = width_bytes(held[part.index].dtype)
+            owners[replicas[part.part]] += (part.stop - part.start) * width
+            items += 1
+    return items
+
+
 def location_bits(rate: float) -> float:
     """Entropy of a changed element's place at a change ``rate``, in bits; 0 where all or nothing changes."""
     if not 0 < rate < 1:
         return 0.0
     return -log2(rate) - (1 - rate) / rate * log2(1 - rate)
-
-
-def _whole(spec: TensorSpec, replicas: tuple[int, ...]) -> AffineTask:
-    size = spec.num_elements
-    return AffineTask(spec.name, spec.name, spec.dtype, size, IndexMap.identity(size), replicas)

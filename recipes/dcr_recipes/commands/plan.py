@@ -42,6 +42,12 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         default="closed_form",
         help="closed_form projects all that selects elements; published follows the paper (Megatron only)",
     )
+    parser.add_argument(
+        "--ownership",
+        choices=("balanced", "published"),
+        default="balanced",
+        help="balanced cuts large shards over their replicas; published gives each to one, by a hash",
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of served parameters")
     parser.add_argument("--rate", type=float, default=0.01, help="share of elements that a step changes")
     parser.add_argument("--json", action="store_true", help="one JSON object for programs")
@@ -88,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     degrees = {name: getattr(args, name) for name in _DEGREES}
     request = Request(args.hf_config, args.trainer, degrees, args.classification, args.dtype)
     with redirect_stdout(sys.stderr):  # where the Bridge prints remarks; ours is one JSON object
-        answer = report(make_plan(request), args.rate)
+        answer = report(make_plan(request), args.rate, args.ownership)
     if args.json:
         print(json.dumps(as_json(answer), indent=2))
     else:
