@@ -13,17 +13,15 @@ from dcr.commit.control_plane.sqlite import SqliteControlPlane
 from dcr.commit.leadership.base import Leadership
 from dcr.commit.leadership.etcd import EtcdLeadership
 from dcr.commit.leadership.sqlite import SqliteLeadership
+from dcr.config import CONTROL_PLANES
 from dcr.errors import ConfigError
 from dcr.model import RunId
 from dcr.transport.s3_client import S3Address
 
-CONTROL_PLANES = ("sqlite", "etcd", "s3")
-"""What a control plane's name may be."""
-
 
 @dataclass(frozen=True, slots=True)
 class ControlSpec:
-    """``name`` is one of CONTROL_PLANES. SQLite: a file on a disk of this host. etcd: client URLs. S3: a bucket."""
+    """``name`` is one of CONTROL_PLANES. SQLite: a file on a local disk. etcd: client URLs. S3: a bucket."""
 
     name: str
     path: Path = Path()

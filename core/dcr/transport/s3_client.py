@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dcr.errors import ConfigError, MissingObject, StoreError
+from dcr.errors import ConfigError, MissingObject, StoreError, StoreUnreachable
 from dcr.transport.keys import check_key
 
 CONNECT_S, READ_S = 5.0, 30.0
@@ -121,7 +121,7 @@ def connect(
         return session.client("s3", endpoint_url=address.endpoint or None, region_name=region, config=config)
 
 
-class _Away(StoreError):  # noqa: N818 -- a state, not a fault
+class _Away(StoreUnreachable):
     """The server cannot be reached, is overloaded or failed; that may pass."""
 
 

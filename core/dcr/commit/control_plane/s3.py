@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from dcr.commit.control_plane.base import parse_state, require_same_run
-from dcr.errors import ConfigError, Conflict, MissingObject, OutcomeUnknown, StoreError
+from dcr.errors import ConfigError, Conflict, MissingObject, OutcomeUnknown, StoreError, StoreUnreachable
 from dcr.model import ControlState, RunId, to_json
 from dcr.transport.keys import check_segment
 from dcr.transport.s3_client import S3Address, code_of, connect, explained, status_of
@@ -106,7 +106,7 @@ class S3ControlPlane:
                 self._sleep(pause_s)
         if doubt:
             raise OutcomeUnknown(f"{self._where()}: {doubt}")
-        raise StoreError(f"{self._where()}: nothing was written: {reason}; is it running? Retry")
+        raise StoreUnreachable(f"{self._where()}: nothing was written: {reason}; is it running? Retry")
 
     def _was_ours(self, state: ControlState, doubt: str) -> bool:
         """Whether an earlier try made the condition false; a value is one revision after its predecessor."""
