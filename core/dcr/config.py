@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 CHECKS = ("written", "full", "off")
 """What ``RefitConfig.check`` may be."""
+CONTROL_PLANES = ("sqlite", "etcd", "s3")
+"""Where a run's commit record may live; see ``dcr.refit.control``."""
 
 
 @dataclass(slots=True)

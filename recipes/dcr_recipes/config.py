@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from dcr.config import CHECKS, AuditConfig, CodecConfig, CommitConfig, RefitConfig
-from dcr.refit.control import CONTROL_PLANES
+from dcr.config import CHECKS, CONTROL_PLANES, AuditConfig, CodecConfig, CommitConfig, RefitConfig
 
 
 @dataclass(slots=True)

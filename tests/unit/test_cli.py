@@ -26,7 +26,7 @@ def test_help_lists_every_key_with_its_default(capsys: pytest.CaptureFixture[str
 
 
 def test_importing_the_command_is_light() -> None:
-    heavy = "('torch', 'hydra', 'transformers')"
+    heavy = "('torch', 'hydra', 'transformers', 'numpy', 'httpx', 'dcr.refit')"
     code = f"import sys, dcr_recipes.cli; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
