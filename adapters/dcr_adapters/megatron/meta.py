@@ -32,9 +32,8 @@ def meta_model(config: Any) -> Iterator[tuple[Any, torch.nn.Module]]:
             bridge = package.AutoBridge.from_hf_config(config)
         except ValueError as err:
             raise ConfigError(f"no Megatron-Bridge for this configuration: {err}") from None
-        provider = bridge.to_megatron_provider(load_weights=False)
-        _plain(provider)
-        with torch.device("meta"), _no_cuda():
+        provider = local_provider(bridge)
+        with torch.device("meta"), without_cuda():
             model = provider.provide(pre_process=True, post_process=True)
         yield bridge, model
 
@@ -52,7 +51,7 @@ class TELinear(torch.nn.Module):
 
 
 @contextmanager
-def _no_cuda() -> Iterator[None]:
+def without_cuda() -> Iterator[None]:
     """Where there is no CUDA: what layers ask for when they are built, and layers that need kernels."""
     if torch.cuda.is_available():
         yield
@@ -79,14 +78,24 @@ def _patches() -> list[tuple[Any, str, Any]]:
     from megatron.core.extensions.transformer_engine import TENorm
     from megatron.core.post_training.modelopt.layers import Norm
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.moe import moe_layer
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    attend = DotProductAttention.__init__
+
+    def without_channels(self: Any, *args: Any, **options: Any) -> None:
+        """Latent attention gives widths that the plain one does not take; it has no weight."""
+        for option in ("k_channels", "v_channels"):
+            options.pop(option, None)
+        attend(self, *args, **options)
 
     norm = staticmethod(lambda _, *args, **options: WrappedTorchNorm(*args, **options))
     return [
         (torch.cuda, "Stream", lambda *_, **__: None),
         (torch.cuda, "current_device", lambda: "cpu"),
         (random.get_cuda_rng_tracker(), "fork", lambda *_, **__: nullcontext()),
+        (DotProductAttention, "__init__", without_channels),
         (TENorm, "__new__", norm),
         (Norm, "__new__", norm),
         (moe_layer, "HAVE_TE", True),
@@ -94,8 +103,9 @@ def _patches() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _plain(provider: Any) -> None:
-    """Options that need no kernels; none of them changes a weight."""
+def local_provider(bridge: Any) -> Any:
+    """The bridge's model provider, with options that need no kernels; none of them changes a weight."""
+    provider = bridge.to_megatron_provider(load_weights=False)
     for option in _FUSIONS:
         if hasattr(provider, option):
             setattr(provider, option, False)
@@ -108,6 +118,7 @@ def _plain(provider: Any) -> None:
         provider.hybrid_stack_spec = _local_hybrid_layers
     if hasattr(provider, "finalize"):
         provider.finalize()
+    return provider
 
 
 def _local_layers(config: Any, **options: Any) -> Any:

@@ -128,6 +128,8 @@ def test_the_published_classification_leaves_fused_attention_and_vocabulary_to_t
     folder: Path, name: str
 ) -> None:
     residual = [json.loads(each) for each in facts(folder)["published"]]
+    if LAYOUTS[name].family != "qwen3":
+        pytest.skip("counted in test_plan.py")
     layers = 4 if LAYOUTS[name].vpp > 1 else 2
     outputs = {output for each in residual for output in each["outputs"]}
     assert len(residual) == layers + (1 if LAYOUTS[name].tied else 2)

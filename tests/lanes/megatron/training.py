@@ -27,6 +27,7 @@ class Layout:
     tied: bool = False
     distributed_optimizer: bool = False
     groups: int = 4
+    family: str = "qwen3"  # others are not trained but shaken, and have no vocabulary padding
 
 
 LAYOUTS = {
@@ -43,13 +44,42 @@ LAYOUTS = {
     "dp2": Layout(distributed_optimizer=True),
     "dp2-tp2": Layout(world=4, tp=2, distributed_optimizer=True),
     "tp4-groups2": Layout(world=4, tp=4, groups=2),
+    "mla-one": Layout(world=1, family="deepseek_v3"),
+    "mla-tp2-ep2": Layout(tp=2, ep=2, family="deepseek_v3"),
+    "hybrid-one": Layout(world=1, family="nemotron_h"),
+    "hybrid-tp2": Layout(tp=2, etp=2, family="nemotron_h"),
 }
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    # latent attention, shared and routed experts, a router's float32 bias
+    "deepseek_v3": {
+        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2,
+        "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 32,
+        "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 32, "intermediate_size": 64, "first_k_dense_replace": 1,
+        "vocab_size": 256, "n_shared_experts": 1, "max_position_embeddings": 64, "dtype": "bfloat16",
+        "tie_word_embeddings": False, "rope_scaling": None,
+    },
+    # state-space, attention and expert layers
+    "nemotron_h": {
+        "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "num_hidden_layers": 4,
+        "hybrid_override_pattern": "ME*M", "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16,
+        "ssm_state_size": 8, "n_groups": 2, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64, "intermediate_size": 64,
+        "vocab_size": 256, "dtype": "bfloat16", "tie_word_embeddings": False,
+    },
+}  # fmt: skip
 
 
 def hf_config(layout: Layout) -> Any:
     """Qwen3, dense or mixture of experts, with a vocabulary that tensor parallelism must pad."""
-    from transformers import Qwen3Config, Qwen3MoeConfig
+    from transformers import AutoConfig, Qwen3Config, Qwen3MoeConfig
 
+    if layout.family != "qwen3":
+        return AutoConfig.for_model(**FAMILIES[layout.family])
     common: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
@@ -182,6 +212,36 @@ def _transformer(layout: Layout) -> Any:
     config = TransformerConfig(**options)
     config.share_embeddings_and_output_weights = layout.tied
     return config
+
+
+def provide(layout: Layout, bridge: Any) -> list[torch.nn.Module]:
+    """The model that the Bridge itself makes of its configuration, with Megatron's own layers."""
+    from dcr_adapters.megatron.meta import local_provider, without_cuda
+
+    provider = local_provider(bridge)
+    provider.tensor_model_parallel_size = layout.tp
+    provider.expert_model_parallel_size = layout.ep
+    provider.expert_tensor_parallel_size = layout.etp
+    provider.sequence_parallel = False
+    with without_cuda():
+        model: Any = provider.provide(pre_process=True, post_process=True)
+    for index, (_, tensor) in enumerate([*model.named_parameters(), *model.named_buffers()]):
+        tensor.data.copy_(noise(tensor, index))
+    made: torch.nn.Module = model.to(torch.bfloat16)
+    return [made]
+
+
+def shake(chunks: list[torch.nn.Module]) -> None:
+    """Change some elements of every parameter and buffer, replicas alike."""
+    for chunk in chunks:
+        for index, (_, tensor) in enumerate([*chunk.named_parameters(), *chunk.named_buffers()]):
+            hit = noise(tensor, 1000 + index).abs() > 1.5
+            tensor.data.copy_(torch.where(hit, noise(tensor, 2000 + index).to(tensor.dtype), tensor))
+
+
+def noise(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """Random numbers of the tensor's shape; the same on every rank."""
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
 
 
 def train_step(chunks: list[torch.nn.Module], optimizer: Any, layout: Layout) -> None:

@@ -56,7 +56,8 @@ def main(folder: Path, names: list[str]) -> None:
 
 def _run(folder: Path, layout: Layout) -> None:
     folder.mkdir(parents=True)
-    training.save_checkpoint(layout, folder / "checkpoint")
+    if layout.family == "qwen3":
+        training.save_checkpoint(layout, folder / "checkpoint")
     context = multiprocessing.get_context("fork")
     ranks = [
         context.Process(target=_rank, args=(folder, layout, rank), daemon=True)
@@ -97,15 +98,22 @@ def _world(folder: Path, layout: Layout, rank: int) -> None:
         expert_tensor_parallel_size=layout.etp,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    chunks, optimizer = training.build(layout)
-    bridge = AutoBridge.from_hf_pretrained(str(folder / "checkpoint"))
-    bridge.load_hf_weights(chunks)
-    optimizer.reload_model_params()
+    if layout.family == "qwen3":
+        chunks, optimizer = training.build(layout)
+        bridge = AutoBridge.from_hf_pretrained(str(folder / "checkpoint"))
+        bridge.load_hf_weights(chunks)
+        optimizer.reload_model_params()
+    else:
+        bridge = AutoBridge.from_hf_config(training.hf_config(layout))
+        chunks, optimizer = training.provide(layout, bridge), None
     source = MegatronShards(bridge, chunks)
     _save_truth(bridge, chunks, folder / f"old-{rank}.npz")
     before = {task.key: host_bits(source.read(task)).copy() for task in source.tasks()}
     _record(source, before, folder, "old", rank)
-    training.train_step(chunks, optimizer, layout)
+    if optimizer is None:
+        training.shake(chunks)
+    else:
+        training.train_step(chunks, optimizer, layout)
     with NoCollectives():  # type: ignore[no-untyped-call]
         items = _delta(source, before, rank)
     save(folder / f"delta-{rank}.npz", items)
@@ -140,13 +148,23 @@ def _save_truth(bridge: Any, chunks: list[torch.nn.Module], path: Path) -> None:
     """The Bridge's own export, without the padding that it leaves in (0.6.2)."""
     from megatron.core import parallel_state as ps
 
+    pads = not type(bridge._model_bridge).__name__.startswith(("DeepSeek", "Nemotron"))
     vocabulary = (ps.get_tensor_model_parallel_world_size() * 128 + VOCAB) // 128 * 128
     dense = {}
-    for name, tensor in bridge.export_hf_weights(chunks, cpu=True, show_progress=False):
-        padded = tensor.ndim == 2 and tensor.shape[0] >= VOCAB and tensor.shape[0] <= vocabulary
+    for name, tensor in _exported(bridge, chunks):
+        padded = tensor.ndim == 2 and VOCAB < tensor.shape[0] <= vocabulary and pads
         cropped = tensor[:VOCAB] if padded and tensor.shape[0] % 128 == 0 else tensor
         dense[name] = stored_bits(cropped).reshape(tuple(cropped.shape))
     save(path, dense)
+
+
+def _exported(bridge: Any, chunks: list[torch.nn.Module]) -> Any:
+    from transformers import PretrainedConfig
+
+    if not isinstance(bridge.hf_pretrained, PretrainedConfig):
+        return bridge.export_hf_weights(chunks, cpu=True, show_progress=False)
+    own = bridge._model_bridge
+    return own.stream_weights_megatron_to_hf(chunks, bridge.hf_pretrained, cpu=True, show_progress=False)
 
 
 def _facts(source: Any, bridge: Any, chunks: list[torch.nn.Module], folder: Path) -> dict[str, Any]:
