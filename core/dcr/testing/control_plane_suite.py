@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -193,9 +193,9 @@ class SharedControlPlaneContract(ControlPlaneContract):
         assert claim_revisions(open_plane, RUN, 1) == [revision + 1]
 
 
-def drain(receiver: Connection) -> list[int]:
+def drain(receiver: Connection) -> list[Any]:
     """What a dead sender had still put into the pipe."""
-    rest: list[int] = []
+    rest: list[Any] = []
     try:
         while True:
             rest.append(receiver.recv())
