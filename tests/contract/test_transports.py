@@ -21,3 +21,11 @@ class TestOverDirectory(TransportContract):
     @pytest.fixture
     def open_end(self, tmp_path: Path) -> OpenEnd:
         return lambda run: ObjectTransport(DirectoryStore(tmp_path), run)
+
+
+class TestAhead(TransportContract):
+    """Several payloads are fetched while the receiver works on one."""
+
+    @pytest.fixture
+    def open_end(self, tmp_path: Path) -> OpenEnd:
+        return lambda run: ObjectTransport(DirectoryStore(tmp_path), run, ahead=3)

@@ -22,6 +22,7 @@ class HeldStore:
         self.begun = threading.Semaphore(0)
         self.let_go = threading.Event()
         self.failure: StoreError | None = None
+        self.num_gets = 0
 
     def _pass(self, operation: str) -> None:
         if operation in self.holding:
@@ -35,6 +36,7 @@ class HeldStore:
         self._inside.put(key, data)
 
     def get(self, key: str) -> bytes:
+        self.num_gets += 1
         self._pass("get")
         return self._inside.get(key)
 
@@ -176,3 +178,32 @@ def test_a_damaged_payload_has_no_digest(store: HeldStore) -> None:
     end = ObjectTransport(store, RUN)
     end.publish(TAU, ref, bytes([*data[:-1], data[-1] ^ 1]))
     assert [found for found, _ in end.fetch(TAU, ())] == [replace(ref, digest="")]
+
+
+def test_ahead_of_the_receiver_so_many_are_fetched_and_no_more(store: HeldStore) -> None:
+    end = ObjectTransport(store, RUN, ahead=2)
+    for sequence in range(6):
+        end.publish(TAU, *sample(0, sequence))
+    coming = end.fetch(TAU, ())
+    assert next(coming)[0].sequence == 0
+    store.holding.add("get")
+    assert next(coming)[0].sequence == 1
+    assert store.begun.acquire(timeout=60)
+    assert store.num_gets == 4, "two were given, two are coming"
+    store.holding.clear()
+    store.let_go.set()
+    assert [ref.sequence for ref, _ in coming] == [2, 3, 4, 5]
+
+
+def test_who_stops_reading_ahead_leaves_no_thread(store: HeldStore) -> None:
+    end = ObjectTransport(store, RUN, ahead=2)
+    for sequence in range(6):
+        end.publish(TAU, *sample(0, sequence))
+    before = threading.active_count()
+    coming = end.fetch(TAU, ())
+    next(coming)
+    end.stop_and_wait(TAU)
+    with pytest.raises(AttemptFailed):
+        next(coming)
+    assert threading.active_count() <= before
+    assert store.num_gets < 6

@@ -100,14 +100,17 @@ class ObjectTransport:
         queue: deque[tuple[int, int, Future[bytes | None]]] = deque()
         rest = iter(wanted)
         with ThreadPoolExecutor(self._ahead, thread_name_prefix="fetch") as pool:
+
+            def fill() -> None:
+                for owner, sequence in islice(rest, self._ahead - len(queue)):
+                    queue.append((owner, sequence, pool.submit(self._get, attempt, owner, sequence)))
+
             try:
-                while True:
-                    for owner, sequence in islice(rest, self._ahead - len(queue)):
-                        queue.append((owner, sequence, pool.submit(self._get, attempt, owner, sequence)))
-                    if not queue:
-                        return
+                fill()
+                while queue:
                     owner, sequence, coming = queue.popleft()
                     data = coming.result()
+                    fill()
                     if data is not None:
                         self._check_live(attempt)
                         yield PayloadRef(owner, sequence, _own_digest(data), len(data)), data
