@@ -10,12 +10,14 @@ from moto import mock_aws
 
 from dcr.commit.control_plane.s3 import S3ControlPlane
 from dcr.commit.leadership.s3 import S3Leadership
+from dcr.errors import StoreError
 from dcr.model import new_nonce
 from dcr.testing.control_plane_suite import ControlPlaneContract, OpenPlane
 from dcr.testing.leadership_suite import LeadershipContract, Race
 from dcr.testing.object_store_suite import ObjectStoreContract
 from dcr.transport.s3 import S3Store
 from dcr.transport.s3_client import S3Address, connect
+from dcr.transport.s3_download import Changed
 
 BUCKET = S3Address("bucket", region="us-east-1", key_id="key", secret="secret")
 
@@ -40,6 +42,17 @@ class TestObjects(ObjectStoreContract):
     @pytest.fixture
     def open_store(self, client: Any, address: S3Address) -> Callable[[], S3Store]:
         return lambda: S3Store(address, client=client)
+
+
+def test_an_object_that_is_replaced_all_the_time_is_never_taken_for_an_empty_one(
+    client: Any, address: S3Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(*_: object) -> None:
+        raise Changed("k")
+
+    monkeypatch.setattr("dcr.transport.s3.download", replaced)
+    with pytest.raises(StoreError, match="object k is replaced again and again"):
+        S3Store(address, client=client).get("k")
 
 
 class TestControlPlane(ControlPlaneContract):

@@ -97,15 +97,7 @@ class S3Store:
     def get(self, key: str) -> bytes:
         """Return the whole object; see ``ObjectStore.get``."""
         check_key(key)
-        data = b""
-        for _ in range(_MAX_TRIES):
-            try:
-                data, metadata = download(self._source, key)
-            except Changed:
-                continue
-            if metadata.get(_DIGEST) in (None, digest_hex(data)):
-                break
-            _log.warning("object %s arrived damaged", key)
+        data = self._download(key)
         with self._lock:
             self.traffic.num_gets += 1
         observe.point("store.get", key=key, num_bytes=len(data))
@@ -150,6 +142,21 @@ class S3Store:
     def close(self) -> None:
         """Close idle connections."""
         self._client.close()
+
+    def _download(self, key: str) -> bytes:
+        """The object's bytes; those of the last try, should they arrive damaged each time."""
+        data: bytes | None = None
+        for _ in range(_MAX_TRIES):
+            try:
+                data, metadata = download(self._source, key)
+            except Changed:
+                continue
+            if metadata.get(_DIGEST) in (None, digest_hex(data)):
+                return data
+            _log.warning("object %s arrived damaged", key)
+        if data is None:
+            raise StoreError(f"object {key} is replaced again and again; see who writes to this bucket")
+        return data
 
     def _holds(self, key: str, data: bytes, digest: str) -> bool:
         """Whether the object exists with these bytes; false if it does not exist.
