@@ -109,15 +109,20 @@ class Candidate:
         now = self._clock()
         try:
             leads = self._seat.leadership.campaign()
-            leader = "" if leads else self._seat.leadership.holder()
         except StoreError as err:
             self._complain(str(err))
             return self._term is not None and now - self._led_at < self._seat.lease_s
         self._troubled = False
         if leads:
             self._led_at = now
-        self._leader = leader
+        self._leader = "" if leads else self._who_leads()
         return leads
+
+    def _who_leads(self) -> str:
+        try:
+            return self._seat.leadership.holder()
+        except StoreError:
+            return self._leader
 
     def _begin(self) -> None:
         term = self._term = self._seat.new_term()
