@@ -1,5 +1,6 @@
 """The S3 store and control plane against moto: fast and without a server (lanes/services has a real one)."""
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -27,8 +28,24 @@ def client() -> Iterator[Any]:
     with mock_aws():
         made = connect(BUCKET)
         made.create_bucket(Bucket=BUCKET.bucket)
-        yield made
+        yield OneAtATime(made)
         made.close()
+
+
+class OneAtATime:
+    """A client whose requests follow one another: moto looks and writes in two steps, a server in one."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return found if name in ("meta", "get_paginator") else lambda **words: self._locked(found, words)
+
+    def _locked(self, request: Callable[..., Any], words: dict[str, Any]) -> Any:
+        with self._lock:
+            return request(**words)
 
 
 @pytest.fixture
