@@ -45,8 +45,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument(
         "--ownership",
         choices=("balanced", "published"),
-        default="balanced",
-        help="balanced cuts large shards over their replicas; published gives each to one, by a hash",
+        help="balanced cuts large shards over their replicas; published gives each to one, by a hash"
+        " (default: published with that classification, else balanced)",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of served parameters")
     parser.add_argument("--rate", type=float, default=0.01, help="share of elements that a step changes")
@@ -94,12 +94,19 @@ def run(args: argparse.Namespace) -> int:
     degrees = {name: getattr(args, name) for name in _DEGREES}
     request = Request(args.hf_config, args.trainer, degrees, args.classification, args.dtype)
     with redirect_stdout(sys.stderr):  # where the Bridge prints remarks; ours is one JSON object
-        answer = report(make_plan(request), args.rate, args.ownership)
+        answer = report(
+            make_plan(request), args.rate, args.ownership or default_ownership(args.classification)
+        )
     if args.json:
         print(json.dumps(as_json(answer), indent=2))
     else:
         _show(answer, args)
     return 0
+
+
+def default_ownership(classification: str) -> str:
+    """The paper's rule with the paper's classification."""
+    return "published" if classification == "published" else "balanced"
 
 
 def make_plan(request: Request) -> "Plan":
