@@ -9,6 +9,7 @@ repeated. What is damaged in the bucket itself is handed over; every reader of o
 import logging
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dcr import observe
@@ -18,9 +19,8 @@ from dcr.transport.keys import check_key, check_prefix
 from dcr.transport.s3_client import S3Address, ask, connect
 from dcr.transport.s3_download import Changed, Source, download
 from dcr.transport.s3_probe import Ignored, probe_create, probe_replace
-from dcr.transport.s3_upload import MULTIPART_BYTES, PART_BYTES, Target, abort, create
+from dcr.transport.s3_upload import DIGEST, MULTIPART_BYTES, PART_BYTES, Target, abort, claim_name, create
 
-_DIGEST = "dcr-digest"
 _MAX_TRIES = 3
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class S3Store:
         check_key(key)
         digest = digest_hex(data)
         for _ in range(_MAX_TRIES):
-            if create(self._target, key, data, {_DIGEST: digest}) or self._holds(key, data, digest):
+            if create(self._target, key, data, digest) or self._holds(key, data, digest):
                 with self._lock:
                     self.traffic.num_puts += 1
                 observe.point("store.put", key=key, num_bytes=len(data))
@@ -118,8 +118,9 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         """Remove the object; a missing one is no error."""
-        name = self.address.name(key)
-        ask(self.address, lambda: self._client.delete_object(Bucket=self.address.bucket, Key=name))
+        bucket = self.address.bucket  # the claim goes last: it guards the name
+        for name in (self.address.name(key), claim_name(self.address, key)):
+            ask(self.address, partial(self._client.delete_object, Bucket=bucket, Key=name))
 
     def sweep(self, prefix: str) -> int:
         """Give back the parts of unfinished uploads under ``prefix``; how many uploads there were.
@@ -151,7 +152,7 @@ class S3Store:
                 data, metadata = download(self._source, key)
             except Changed:
                 continue
-            if metadata.get(_DIGEST) in (None, digest_hex(data)):
+            if metadata.get(DIGEST) in (None, digest_hex(data)):
                 return data
             _log.warning("object %s arrived damaged", key)
         if data is None:
@@ -170,7 +171,7 @@ class S3Store:
         except MissingObject:
             return False
         same = found["ContentLength"] == len(data)
-        known = found.get("Metadata", {}).get(_DIGEST)
+        known = found.get("Metadata", {}).get(DIGEST)
         if same and (known == digest if known else self.get(key) == data):
             return True
         raise Conflict(f"object {key} exists with other bytes; it keeps them")
