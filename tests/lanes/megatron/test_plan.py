@@ -11,7 +11,7 @@ import pytest
 from dcr.errors import ConfigError, UnsupportedPath
 from dcr.source.plan import PlanReport, report
 from dcr_adapters.megatron.ranks import Degrees
-from dcr_recipes.commands.plan import Request, make_plan, read_config
+from dcr_recipes.commands.plan import Request, default_ownership, make_plan, read_config
 
 CONFIGS = Path(__file__).parents[2] / "data/plan"
 QWEN = CONFIGS / "qwen3_30b_a3b.json"
@@ -20,7 +20,7 @@ HYBRID = CONFIGS / "nemotron_h_50176_experts.json"
 
 def plan(config: Path, classification: str = "closed_form", **degrees: int) -> PlanReport:
     request = Request(config, "megatron", degrees, classification, "bfloat16")
-    return report(make_plan(request), 0.01)
+    return report(make_plan(request), 0.01, default_ownership(classification))
 
 
 @pytest.mark.parametrize(
