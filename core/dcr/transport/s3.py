@@ -19,7 +19,16 @@ from dcr.transport.keys import check_key, check_prefix
 from dcr.transport.s3_client import S3Address, ask, connect
 from dcr.transport.s3_download import Changed, Source, download
 from dcr.transport.s3_probe import Ignored, probe_create, probe_replace
-from dcr.transport.s3_upload import DIGEST, MULTIPART_BYTES, PART_BYTES, Target, abort, claim_name, create
+from dcr.transport.s3_upload import (
+    CLAIMS,
+    DIGEST,
+    MULTIPART_BYTES,
+    PART_BYTES,
+    Target,
+    abort,
+    claim_name,
+    create,
+)
 
 _MAX_TRIES = 3
 _log = logging.getLogger(__name__)
@@ -106,15 +115,7 @@ class S3Store:
     def list(self, prefix: str) -> list[str]:
         """Keys that start with ``prefix``, sorted. Objects of others that are no keys are left out."""
         check_prefix(prefix)
-        root, bucket = self.address.root, self.address.bucket
-
-        def request() -> Any:
-            pages = self._client.get_paginator("list_objects_v2")
-            found = pages.paginate(Bucket=bucket, Prefix=root + prefix)
-            return [entry["Key"].removeprefix(root) for page in found for entry in page.get("Contents", ())]
-
-        names = ask(self.address, request)
-        return sorted(name for name in names if _is_key(name))
+        return sorted(name for name in self._names(prefix) if _is_key(name))
 
     def delete(self, key: str) -> None:
         """Remove the object; a missing one is no error."""
@@ -123,9 +124,9 @@ class S3Store:
             ask(self.address, partial(self._client.delete_object, Bucket=bucket, Key=name))
 
     def sweep(self, prefix: str) -> int:
-        """Give back the parts of unfinished uploads under ``prefix``; how many uploads there were.
+        """Give back the parts of unfinished uploads under ``prefix`` and all claims; how many uploads it was.
 
-        Uploads of live writers fail: name a prefix that nobody writes to any more.
+        Uploads of live writers fail: name a prefix that nobody writes to any more, its objects deleted.
         """
         check_prefix(prefix)
         root, bucket = self.address.root, self.address.bucket
@@ -138,11 +139,24 @@ class S3Store:
         found = ask(self.address, request)
         for entry in found:
             abort(self._target, entry["Key"].removeprefix(root), entry["UploadId"])
+        for name in self._names(f"{CLAIMS}{prefix}"):
+            ask(self.address, partial(self._client.delete_object, Bucket=bucket, Key=f"{root}{name}"))
         return len(found)
 
     def close(self) -> None:
         """Close idle connections."""
         self._client.close()
+
+    def _names(self, prefix: str) -> tuple[str, ...]:
+        """What objects under ``prefix`` are called below the root, whoever wrote them."""
+        root, bucket = self.address.root, self.address.bucket
+
+        def request() -> Any:
+            pages = self._client.get_paginator("list_objects_v2")
+            found = pages.paginate(Bucket=bucket, Prefix=root + prefix)
+            return [entry["Key"].removeprefix(root) for page in found for entry in page.get("Contents", ())]
+
+        return tuple(ask(self.address, request))
 
     def _download(self, key: str) -> bytes:
         """The object's bytes; those of the last try, should they arrive damaged each time."""

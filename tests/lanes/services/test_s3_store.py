@@ -89,6 +89,28 @@ def test_of_racing_large_writers_one_wins(address: S3Address) -> None:
     store.close()
 
 
+def test_what_a_dead_writer_left_is_swept(address: S3Address) -> None:
+    """It claimed, began an upload and sent a part; then its attempt failed."""
+    store = S3Store(address, multipart_bytes=5 * MIB, part_bytes=5 * MIB)
+    client = connect(address)
+    for key in ("run/payload/1-1/0/0", "run/payload/1-2/0/0"):
+        name = {"Bucket": address.bucket, "Key": address.name(key)}
+        client.put_object(Bucket=address.bucket, Key=f"{address.root}.claim/{key}", Body=b"digest")
+        upload = client.create_multipart_upload(**name)["UploadId"]
+        client.upload_part(**name, UploadId=upload, PartNumber=1, Body=b"x" * (5 * MIB))
+    assert store.sweep("run/payload/1-1/") == 1
+    store.put("run/payload/1-1/0/0", b"x" * (6 * MIB))
+    with pytest.raises(Conflict, match="is being written"):
+        store.put("run/payload/1-2/0/0", b"x" * (6 * MIB))
+    assert store.sweep("run/payload/1-2/") == 1
+    held = client.list_objects_v2(Bucket=address.bucket, Prefix=address.root)["Contents"]
+    assert {entry["Key"].removeprefix(address.root) for entry in held} == {
+        "run/payload/1-1/0/0", ".claim/run/payload/1-1/0/0"
+    }  # fmt: skip
+    client.close()
+    store.close()
+
+
 def race_to_write(store: S3Store, key: str) -> list[RefitError | None]:
     outcomes: list[RefitError | None] = [None] * 3
 
