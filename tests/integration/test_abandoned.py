@@ -27,9 +27,9 @@ pytestmark = pytest.mark.processes
 WORDS = (
     "model=tiny", "steps=4", "verify=off", "trace=false", "trainer.ranks=1", "audit.rate_mib_s=0",
     "commit.max_attempts=1", "commit.fence_deadline_s=3", "commit.min_receivers=2",
-    "faults.kill=[runtime-1:receiver.finish.before:3:1]",
+    "faults.kill=[runtime-1:receiver.finish.before:2:1]",
 )  # fmt: skip
-"""runtime-1 dies in the transition to version 3; the quorum forbids to go on without it."""
+"""runtime-1 dies in the transition to version 2; the quorum forbids to go on without it."""
 
 
 class Run:
@@ -101,23 +101,17 @@ def test_an_abandoned_transition_and_its_rollback(tmp_path: Path, capsys: pytest
 
         assert main(["rollback", root]) == 1, "runtime-1 is gone"
         shown = capsys.readouterr().out
-        assert "runtime-0  serves version 2" in shown
+        assert "runtime-0  serves version 1" in shown
         assert "runtime-1  fence: Unreachable" in shown
-        until(lambda: run.served(0) == 2, "the one that lives does not serve the committed version")
+        until(lambda: run.served(0) == 1, "the one that lives does not serve the committed version")
 
         run.start("runtime", 1, incarnation=2)
-        until(lambda: run.served(1) == 2, "the restarted one was not admitted")
+        until(lambda: run.served(1) == 1, "the restarted one was not admitted")
         assert main(["rollback", root, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert told == {"version": 2, "serving": ["runtime-0", "runtime-1"], "failed": {}}
-        until(lambda: (run.served(0), run.served(1)) == (2, 2), "it does not serve after another rollback")
+        assert told == {"version": 1, "serving": ["runtime-0", "runtime-1"], "failed": {}}
+        until(lambda: (run.served(0), run.served(1)) == (1, 1), "it does not serve after another rollback")
         assert main(["verify", root]) == 0, "bit for bit"
-
-        trainer = run.start("trainer", incarnation=2)
-        said, _ = trainer.communicate(timeout=180)
-        assert trainer.returncode == 0, said
-        assert (run.state().record.version, run.state().record.step) == (4, 4)
-        assert main(["verify", root]) == 0
         run.end()
     capsys.readouterr()
     assert main(["rollback", root]) == 2
@@ -127,8 +121,8 @@ def test_an_abandoned_transition_and_its_rollback(tmp_path: Path, capsys: pytest
 def _check_abandoned(run: Run, code: int, said: str) -> None:
     assert code == EXIT_FATAL, said
     last = said.splitlines()[-1]
-    assert last.startswith("error: step 3: 2 attempts failed, the last of them a dense refit"), said
+    assert last.startswith("error: step 2: 2 attempts failed, the last of them a dense refit"), said
     assert "dcr rollback" in last
     state = run.state()
-    assert (state.record.version, state.active, state.members) == (2, None, ("runtime-0", "runtime-1"))
+    assert (state.record.version, state.active, state.members) == (1, None, ("runtime-0", "runtime-1"))
     assert run.served(0) is None, "it holds part of what was abandoned"
