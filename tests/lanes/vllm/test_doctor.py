@@ -24,7 +24,15 @@ def live_run(folder: Path) -> Iterator[None]:
         str(DRIVER), "-m", "dcr_recipes.cli", "grpo", "model=tiny", "runtime=vllm", f"run_dir={folder}",
         f"runtime.interpreter={sys.executable}", "steps=500",
     ]  # fmt: skip
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored in a background shell's jobs
+    )
     try:
         end = time.monotonic() + _START_S
         metrics = folder / "metrics.jsonl"
