@@ -42,12 +42,11 @@ def open_run(root: Path | None) -> OpenedRun:
     config = load(folder.config)
     if config.refit != "dcr":
         raise ConfigError(f"{root} ran with refit={config.refit}: only refit=dcr keeps a commit record")
-    control = control_of(folder, config)
-    if control.name == "sqlite" and not folder.control.is_file():  # looking at it must not create it
+    if config.commit.name == "sqlite" and not folder.control.is_file():  # looking at it must not create it
         raise ConfigError(f"{root} has not committed a version yet")
     if owns_server(config):
-        _serve_objects(folder)
-    opened = OpenedRun(folder, config, site_of(folder, config), control.plane())
+        _serve_objects(folder)  # it may have to take other ports than it had
+    opened = OpenedRun(folder, config, site_of(folder, config), control_of(folder, config).plane())
     try:
         opened.state()
     except MissingObject:
