@@ -57,7 +57,7 @@ $(S3_STAMP): $(STAMP) requirements/s3.txt
 	  { echo "error: requirements/s3.txt cannot be installed; transport=s3 needs it, or transport.endpoint" >&2; exit 1; }
 	touch $@
 
-.PHONY: setup setup-vllm setup-s3 setup-megatron check test lane-vllm lane-megatron lane-services model grpo fuzz chaos
+.PHONY: setup setup-vllm setup-s3 setup-megatron check test lane-vllm lane-megatron lane-services model grpo fuzz chaos simulate
 setup-vllm: $(VLLM_STAMP)
 setup-s3: $(S3_STAMP)
 setup-megatron: $(MEGATRON_STAMP)
@@ -79,6 +79,10 @@ lane-services: setup setup-s3
 model:
 	scripts/install_services.sh
 	scripts/check_model.sh $(MODEL_ARGS)
+
+# Twenty times the simulation that the tests run, on other worlds every time: docs/simulation.md.
+simulate: setup
+	SIMULATE=nightly $(BIN)/pytest -p no:randomly -rP tests/simulation/test_commit_protocol.py
 
 # A tiny run under random faults of its processes and of etcd, judged at the end: docs/chaos.md.
 SECONDS ?= 600

@@ -42,13 +42,23 @@ from tests.simulation.suspended import TurnLock
 
 Patch = tuple[object, str, Any]
 BUGS: dict[str, Sequence[Patch]] = {}
+AMONG: dict[str, Sequence[str]] = {}
+"""Disturbances in which a bug is looked for, where all of them together would reach it too seldom."""
+MESSAGES = ("lose_call", "delay_call", "repeat_call", "crash_node", "fail_again_and_again")
+COMMITS = ("lose_commit", "second_coordinator", "crash_coordinator")
+TRAINERS = ("crash_owner", "crash_trainer", "fail_again_and_again")
+LEASES = ("cut_off", "be_slow_to_renew", "second_coordinator", "serve")
 
 
-def bug(*targets: tuple[object, str], also: Sequence[Patch] = ()) -> Callable[[Any], Any]:
+def bug(
+    *targets: tuple[object, str], also: Sequence[Patch] = (), among: Sequence[str] = ()
+) -> Callable[[Any], Any]:
     """Register the function as what replaces each of ``targets``, under its own name."""
 
     def register_bug(function: Any) -> Any:
         BUGS[function.__name__] = [*((owner, name, function) for owner, name in targets), *also]
+        if among:
+            AMONG[function.__name__] = among
         return function
 
     return register_bug
@@ -57,7 +67,7 @@ def bug(*targets: tuple[object, str], also: Sequence[Patch] = ()) -> Callable[[A
 # ---- what is sent, and applied once ----
 
 
-@bug((coordinator, "overwrites_only"))
+@bug((coordinator, "overwrites_only"), among=MESSAGES)
 def xor_on_retry(active: ActiveAttempt) -> bool:
     """P6: after the opened mark, overwrites only."""
     return False
@@ -67,9 +77,10 @@ BUGS["xor_on_retry_and_receivers_take_it"] = [
     (coordinator, "overwrites_only", xor_on_retry),
     (rules, "may_xor", lambda standing: True),
 ]
+AMONG["xor_on_retry_and_receivers_take_it"] = MESSAGES
 
 
-@bug((staging, "is_duplicate"))
+@bug((staging, "is_duplicate"), among=MESSAGES)
 def no_dedup(admitted: object, payload: object) -> bool:
     """P16: a payload that comes again is dropped."""
     return False
@@ -120,9 +131,10 @@ BUGS["no_fence"] = [
     (fences.Fences, "check_not_stopped", lambda self, attempt: None),
     (rules, "may_xor", lambda standing: True),
 ]
+AMONG["no_fence"] = (*MESSAGES, *TRAINERS)
 
 
-@bug((TurnLock, "__enter__"))
+@bug((TurnLock, "__enter__"), among=("be_slow_to_write",))
 def stop_and_wait_that_does_not_wait(self: TurnLock) -> None:
     """P6: neither a stop nor a fence is answered while a write is under way."""
 
@@ -130,7 +142,7 @@ def stop_and_wait_that_does_not_wait(self: TurnLock) -> None:
 _prepare = transitions.prepare
 
 
-@bug((register, "prepare"))
+@bug((register, "prepare"), among=MESSAGES)
 def retries_are_not_fenced(
     state: ControlState, candidate: CandidateId, *, epoch: int, nonce: str
 ) -> ControlState:
@@ -145,7 +157,7 @@ def retries_are_not_fenced(
 # ---- the record ----
 
 
-@bug((MemoryControlPlane, "compare_and_set"))
+@bug((MemoryControlPlane, "compare_and_set"), among=COMMITS)
 def aba(self: MemoryControlPlane, expected: ControlState, state: ControlState) -> None:
     """P4: two values are never equal because they say the same."""
 
@@ -158,7 +170,7 @@ def aba(self: MemoryControlPlane, expected: ControlState, state: ControlState) -
     self._states[expected.run] = state
 
 
-@bug((coordinator, "commit_record"))
+@bug((coordinator, "commit_record"), among=COMMITS)
 def replaced_coordinators_commit(
     context: Context, prepared: ControlState, committed: ControlState
 ) -> Script[bool]:
@@ -168,14 +180,14 @@ def replaced_coordinators_commit(
     return (yield CompareAndSet(state, rebased)) is None
 
 
-@bug((register, "resolve_commit"))
+@bug((register, "resolve_commit"), among=COMMITS)
 def lost_answer_taken_as_failure(*_: object) -> Script[bool]:
     """P4: a lost answer is no answer."""
     yield Pause(0.0)
     return False
 
 
-@bug((register, "resolve_commit"))
+@bug((register, "resolve_commit"), among=COMMITS)
 def bare_read_back_taken_as_not_ours(
     context: Context, record: CommitRecord, prepared: ControlState
 ) -> Script[bool]:
@@ -184,7 +196,7 @@ def bare_read_back_taken_as_not_ours(
     return state.record.attempt == record.attempt
 
 
-@bug((coordinator, "store_object"))
+@bug((coordinator, "store_object"), among=("fill_store",))
 def full_disk_taken_as_stored(kind: str, data: bytes) -> Script[str]:
     """P3: what the record names is durable before."""
     yield StoreObject(kind, data)
@@ -204,20 +216,20 @@ def baseline_early(context: Context, prepared: ControlState, committed: ControlS
     return (yield from _commit_record(context, prepared, committed))
 
 
-@bug((Baseline, "_prove"))
+@bug((Baseline, "_prove"), among=("die_in_fold_in",))
 def torn_fold_in_accepted(self: Baseline, index: TrackerIndex) -> None:
     """P9: after a crash trackers are proven, not believed."""
     held = index.pending or index.held
     self._index, self._digests, self._version = index, dict(held.digests), held.version
 
 
-@bug((transitions, "same_transition"))
+@bug((transitions, "same_transition"), among=TRAINERS)
 def candidate_swapped_on_retry(state: ControlState, candidate: object) -> bool:
     """P5: the opened mark is one candidate's."""
     return state.active is not None and state.active.attempt.version == state.record.version + 1
 
 
-@bug((coordinator, "check_owners"))
+@bug((coordinator, "check_owners"), among=TRAINERS)
 def stale_member(active: object, record: object, reports: object) -> None:
     """P5: an owner that restarted presents another candidate."""
 
@@ -264,12 +276,12 @@ def restore_from_an_uncommitted_attempt(self: Prover, record: CommitRecord, canc
     return _load(self, record, cancelled)
 
 
-@bug((ServingGate, "_clear_for"))
+@bug((ServingGate, "_clear_for"), among=("serve", "lose_call"))
 def missing_flush(self: ServingGate, version: int) -> None:
     """R19: caches are cleared before the first request that sees other weights."""
 
 
-@bug((ServingGate, "close"))
+@bug((ServingGate, "close"), among=("serve", "lose_call"))
 def requests_in_flight_are_not_waited_for(self: ServingGate) -> None:
     """R19: a request sees one version from its first token to its last."""
     self._open = False
@@ -278,7 +290,7 @@ def requests_in_flight_are_not_waited_for(self: ServingGate) -> None:
 # ---- membership and leases ----
 
 
-@bug((coordinator, "finish"))
+@bug((coordinator, "finish"), among=MESSAGES)
 def quorum_shrunk_in_mid_attempt(context: Context, manifest: Manifest, digest: str) -> Script[Any]:
     """P11: required sets are fixed for an attempt; who does not answer in it makes it fail."""
     calls = to_all(manifest.required, "finish", attempt=manifest.attempt, manifest=digest)
@@ -286,13 +298,13 @@ def quorum_shrunk_in_mid_attempt(context: Context, manifest: Manifest, digest: s
     return tuple(answer for answer in answers.values() if isinstance(answer, ApplyAck))
 
 
-@bug((membership, "evict"))
+@bug((membership, "evict"), among=LEASES)
 def lease_not_waited_out(context: Context, receiver: str) -> Script[None]:
     """P11: whoever is excluded serves no more."""
     yield from membership.remove(context, receiver)
 
 
-@bug((membership, "evict"))
+@bug((membership, "evict"), among=LEASES)
 def skew_not_waited_out(context: Context, receiver: str) -> Script[None]:
     """P11: clocks run at different speeds."""
     over = context.book.refuse(receiver) + context.config.lease_s
@@ -301,14 +313,14 @@ def skew_not_waited_out(context: Context, receiver: str) -> Script[None]:
     yield from membership.remove(context, receiver)
 
 
-@bug((MembershipBook, "refuse"))
+@bug((MembershipBook, "refuse"), among=LEASES)
 def new_coordinators_wait_for_no_lease(self: MembershipBook, name: str) -> float:
     """P11: a new coordinator does not know what the last one granted."""
     self._refused.add(name)
     return self._granted.get(name, float("-inf"))
 
 
-@bug((MembershipBook, "refuse"))
+@bug((MembershipBook, "refuse"), among=LEASES)
 def renewed_while_it_is_evicted(self: MembershipBook, name: str) -> float:
     """P11: grants stop before their end is waited for."""
     return max(self._taken_over, self._granted.get(name, self._taken_over))
@@ -322,13 +334,13 @@ def granted_without_reading_the_record(*_: object) -> None:
 _extend = Lease.extend
 
 
-@bug((Lease, "extend"))
+@bug((Lease, "extend"), among=LEASES)
 def lease_counted_from_its_receipt(self: Lease, until: float) -> None:
     """P11: the coordinator counts from its answer on, and that was earlier."""
     _extend(self, self.clock() + LEASE_S)
 
 
-@bug((ServingGate, "enter"))
+@bug((ServingGate, "enter"), among=LEASES)
 @contextmanager
 def answers_leave_without_a_lease(self: ServingGate) -> Iterator[int]:
     """P11: the lease is checked again when an answer leaves."""

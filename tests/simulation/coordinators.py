@@ -165,10 +165,19 @@ class Coordinator:
     def _send(self, answer: Answer) -> None:
         try:
             self.effect = self.script.send(answer)
+            self._note_stop(self.effect)
         except StopIteration as end:
             self._ended(end.value)
         except RefitError as err:
             self._failed(err)
+
+    def _note_stop(self, effect: Effect) -> None:
+        """Whoever stops an attempt that it tried to commit has made sure that this never happens."""
+        if isinstance(effect, Gather) and effect.calls[0].method == "stop_and_wait":
+            attempt: AttemptId = effect.calls[0].params["attempt"]
+            if attempt in self.tried:
+                self.world.given_up.add(attempt)
+                assert self.world.state.record.attempt != attempt, "taken as failed, but committed"
 
     def _ended(self, result: object) -> None:
         self.script = self.effect = None

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from dcr.commit.effects import CompareAndSet
 from tests.simulation.coordinators import Coordinator
-from tests.simulation.fleet import FLIPS, Draw, Fleet, has_call, is_commit, is_gather, is_store
+from tests.simulation.fleet import (
+    FLIPS,
+    MAX_DRAIN_STEPS,
+    Draw,
+    Fleet,
+    has_call,
+    is_commit,
+    is_gather,
+    is_store,
+)
 from tests.simulation.parties import NUM_OWNERS
 from tests.simulation.stores import TRACKER_DISKS
 from tests.simulation.world import NAMES, Late
@@ -231,12 +240,21 @@ def crash_receiver(fleet: Fleet, coordinator: Coordinator, draw: Draw) -> None:
 
 @fault
 def cut_off(fleet: Fleet, coordinator: Coordinator, draw: Draw) -> None:
-    """Nothing reaches a receiver for a while, or it does not run at all; requests come to it before."""
+    """Nothing reaches a receiver for a while, or it does not run at all; requests came to it before.
+
+    Perhaps until the others have gone on without it.
+    """
     receiver, steps = fleet.world.receivers[draw(RECEIVER)], draw(st.integers(5, 120), "steps")
-    frozen = draw(st.booleans(), "frozen")
-    if not receiver.gone:
-        receiver.cut_off, receiver.frozen = steps, frozen
-        receiver.serving.enter(draw(st.integers(1, 60), "answered after"))
+    frozen, left_behind = draw(st.booleans(), "frozen"), draw(st.booleans(), "left behind")
+    if receiver.gone:
+        return
+    for duration in (3, 40, 400):
+        receiver.serving.enter(duration)
+    receiver.cut_off, receiver.frozen = 1000 if left_behind else steps, frozen
+    if left_behind:
+        version = fleet.world.state.record.version
+        fleet.reach(coordinator, lambda effect: fleet.world.state.record.version > version, MAX_DRAIN_STEPS)
+        receiver.cut_off = draw(st.integers(0, 20), "steps")
 
 
 @fault

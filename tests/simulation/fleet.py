@@ -83,10 +83,12 @@ class Fleet:
             self.tick()
         return coordinator
 
-    def reach(self, coordinator: Coordinator, wanted: Callable[[Effect | None], bool]) -> bool:
+    def reach(
+        self, coordinator: Coordinator, wanted: Callable[[Effect | None], bool], most: int = MAX_REACH_STEPS
+    ) -> bool:
         """Go on without faults until such an effect is next."""
         self.train()
-        for _ in range(MAX_REACH_STEPS):
+        for _ in range(most):
             if coordinator.dead or not self.wake(coordinator):
                 return False
             if wanted(coordinator.effect):

@@ -6,6 +6,7 @@ A shrunk failure prints as a straight-line program.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import ClassVar
 
 from hypothesis import HealthCheck, Phase, event, note, settings
@@ -21,13 +22,13 @@ MAX_FAULTS = 8
 RATE = st.sampled_from([1.0, FAST])
 STEPS = st.just(0) | st.integers(0, 30)  # a transition without faults takes about 26
 KINDS = ["serve", *sorted(DISTURBANCES.keys() - {"serve"})]  # the first is drawn most often
-PLAN = st.lists(st.tuples(STEPS, st.sampled_from(KINDS)), min_size=2, max_size=5)
 
 
 class CommitProtocol(RuleBasedStateMachine):
-    """``tally`` is that of all examples since it was replaced."""
+    """``tally`` is that of all examples since it was replaced; ``kinds`` are the disturbances drawn from."""
 
     tally: ClassVar[Tally] = Tally()
+    kinds: ClassVar[Sequence[str]] = KINDS
 
     @initialize(max_attempts=st.integers(1, 3), rates=st.tuples(RATE, RATE, RATE, RATE))
     def start(self, max_attempts: int, rates: tuple[float, ...]) -> None:
@@ -35,10 +36,11 @@ class CommitProtocol(RuleBasedStateMachine):
         self.faults = 0
         self.num_disturbances = 0
 
-    @rule(data=st.data(), plan=PLAN)
-    def disturb(self, data: st.DataObject, plan: list[tuple[int, str]]) -> None:
+    @rule(data=st.data())
+    def disturb(self, data: st.DataObject) -> None:
         """One rule for all, so that none is crowded out; those that cost count against the budget."""
-        for steps, kind in plan:
+        one = st.tuples(STEPS, st.sampled_from(self.kinds))
+        for steps, kind in data.draw(st.lists(one, min_size=2, max_size=5), "plan"):
             coordinator = self.fleet.advance(data.draw, steps)
             if coordinator is not None and (kind in FREE or self.faults < MAX_FAULTS):
                 self.faults += kind not in FREE
@@ -61,16 +63,17 @@ class CommitProtocol(RuleBasedStateMachine):
             self.tally.add(Tally(1, world.num_steps, self.num_disturbances, world.events))
 
 
-def simulate(*, examples: int, rules: int, seeded: bool = True) -> Tally:
+def simulate(*, examples: int, rules: int, kinds: Sequence[str] = KINDS, seeded: bool = True) -> Tally:
     """Run the machine on ``examples`` worlds of up to ``rules`` rules each; what they came to.
 
+    ``kinds``: the disturbances that there are.
     ``seeded``: the same worlds every time; else others, and a failure is shrunk and can be replayed.
 
     Raises:
         AssertionError: an invariant is broken.
     """
     phases = [Phase.generate] if seeded else [Phase.generate, Phase.shrink]
-    CommitProtocol.tally = Tally()
+    CommitProtocol.tally, CommitProtocol.kinds = Tally(), kinds
     chosen = settings(
         max_examples=examples, stateful_step_count=rules, derandomize=seeded, deadline=None, phases=phases,
         database=None, print_blob=True, report_multiple_bugs=False, suppress_health_check=list(HealthCheck),

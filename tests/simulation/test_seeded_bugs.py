@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.simulation.bugs import BUGS
-from tests.simulation.machine import simulate
+from tests.simulation.bugs import AMONG, BUGS
+from tests.simulation.machine import KINDS, simulate
 
 
 @pytest.mark.parametrize("name", sorted(BUGS))
@@ -12,4 +12,4 @@ def test_the_simulation_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert hasattr(target, attribute), "the code was renamed: this bug is no longer seeded"
         monkeypatch.setattr(target, attribute, replacement)
     with pytest.raises(AssertionError):
-        simulate(examples=1000, rules=6)
+        simulate(examples=400, rules=6, kinds=AMONG.get(name, KINDS))

@@ -84,9 +84,9 @@ def after_settle(standing: Standing, record: CommitRecord) -> Standing:
 
 
 def check_not_acknowledged(standing: Standing, attempt: AttemptId) -> None:
-    """What was acknowledged for ``attempt`` may be committed at any time, so it stays until another is fenced.
+    """What was acknowledged for ``attempt`` may be committed at any time: it stays until another is fenced.
 
-    A restore under the same attempt came before it was opened; this is a late copy of that call.
+    Restores of an attempt come before it is opened, so this is a late copy of one.
 
     Raises:
         Conflict: ``attempt`` is complete here.
