@@ -19,7 +19,6 @@ REACHED = {
     "script ended in TransitionAbandoned": 5,
     "rollback": 5,
     "commit landed, its answer lost": 1,
-    "late commit took effect": 1,
     "late commit refused": 1,
     "takeover in the middle of an attempt": 10,
     "takeover of an opened attempt": 10,
