@@ -84,7 +84,7 @@ def _rows(positions: Any, spot: Any, work: Any) -> Any:
 
 @kept
 def _aim_rows(positions: Any, spot: Any, work: Any, first: Any, width: Any) -> Any:
-    """As ``_rows``, but the address of each position, ``first`` being that of the box's first element.
+    """As ``_rows`` of rows of neighbours, but addresses, ``first`` being that of the box's first element.
 
     What lies outside is aimed at a spare place, so that writing is a bare loop too; how many lie inside.
     """
@@ -92,7 +92,7 @@ def _aim_rows(positions: Any, spot: Any, work: Any, first: Any, width: Any) -> A
     addresses, _, spare, _ = work
     outer, inner = dims[box.dim], dims[box.dim + 1]
     pitch, num_rows, row_bytes = np.int64(outer.src), _U(outer.size), _U(outer.dst) * width
-    stride, size, step_bytes = _U(inner.src), _U(inner.size), _U(inner.dst) * width
+    size, step_bytes = _U(inner.size), _U(inner.dst) * width
     inverse, count, nowhere = _MORE / np.float64(pitch), _U(0), _U(spare.ctypes.data)
     for i in range(_U(positions.size)):
         at = np.int64(positions[i]) - np.int64(box.src)
@@ -101,9 +101,8 @@ def _aim_rows(positions: Any, spot: Any, work: Any, first: Any, width: Any) -> A
         over = np.int64(at < 0)
         row -= over
         at += over * pitch
-        column = _U(at) if stride == 1 else _U(at) // stride
-        inside = (column < size) & (_U(row) < num_rows) & (column * stride == _U(at))
-        aim = first + _U(row) * row_bytes + column * step_bytes
+        inside = (_U(at) < size) & (_U(row) < num_rows)
+        aim = first + _U(row) * row_bytes + _U(at) * step_bytes
         addresses[i] = aim if inside else nowhere
         count += _U(inside)
     return count
@@ -210,7 +209,7 @@ def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any,
             return _xor_run(run, positions, values, _U(box.src))
         return _add_run(run, positions, values, _U(box.src))
     offsets, taken, _, _ = work
-    by_rows = box.rank == 2 and box.last - box.src < _FAR
+    by_rows = box.rank == 2 and dims[box.dim + 1].src == 1 and box.last - box.src < _FAR
     first = _U(resident.ctypes.data) + _U(box.dst) * _U(values.itemsize)
     total = _U(0)
     for start in range(0, positions.size, _BLOCK):
