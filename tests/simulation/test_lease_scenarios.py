@@ -10,6 +10,8 @@ from dcr.commit import rules
 from dcr.commit.book import MembershipBook
 from dcr.commit.effects import Call
 from dcr.model import ReceiverState
+from tests.simulation.bugs import RARE
+from tests.simulation.clocks import FAST, LEASE_S
 from tests.simulation.coordinators import Coordinator
 from tests.simulation.fleet import is_commit
 from tests.simulation.test_scenarios import ask, asks_for, check_finished, coordinator, refit, run, words
@@ -21,6 +23,22 @@ def world() -> Iterator[World]:
     world = World(max_attempts=3)
     yield world
     world.close()
+
+
+@pytest.fixture
+def hurried() -> Iterator[World]:
+    """Coordinators' clocks are the fastest that is assumed; they evict before leases end."""
+    world = World(max_attempts=3, rates=(FAST, 1.0, 1.0, 1.0))
+    world.config.evict_after_s = LEASE_S / 2
+    yield world
+    world.close()
+
+
+def seed_bug(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Replace functions of the real code as ``tests.simulation.bugs`` says."""
+    for target, attribute, replacement in RARE[name]:
+        assert hasattr(target, attribute), "the code was renamed: this bug is no longer seeded"
+        monkeypatch.setattr(target, attribute, replacement)
 
 
 def tick(world: World, num: int) -> None:
@@ -85,6 +103,63 @@ def test_a_lease_runs_out_before_a_cut_off_member_is_left_out(world: World) -> N
         world.check()
     assert members(world) == ["runtime-0", "runtime-1"]
     assert cut.serving.gate.is_open
+
+
+@pytest.mark.parametrize("bug", ["", "skew_not_waited_out", "new_coordinators_wait_for_no_lease"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_clocks_that_differ_leave_no_time_in_which_an_excluded_member_serves(
+    hurried: World, monkeypatch: pytest.MonkeyPatch, bug: str, replaced: bool
+) -> None:
+    """Its lease is from the moment before nothing reached it any more, perhaps by another coordinator."""
+    one = serving(hurried)
+    cut = hurried.receivers[1]
+    asked = cut.renewals.lease.left_s()
+    while cut.renewals.lease.left_s() <= asked:  # until it has just been renewed
+        asked = cut.renewals.lease.left_s()
+        tick(hurried, 1)
+    if replaced:
+        one = coordinator(hurried)
+    cut.cut_off, cut.frozen = 10_000, False
+    if bug:
+        seed_bug(monkeypatch, bug)
+    hurried.train(words(i0=1, i2=2))
+    ask(hurried, one)
+    if bug and (replaced or bug == "skew_not_waited_out"):
+        with pytest.raises(AssertionError, match="runtime-1"):
+            run(one)
+    else:
+        run(one)
+        assert members(hurried) == ["runtime-0"]
+        assert not cut.serving.gate.is_open
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_what_another_candidate_left_is_not_repaired_by_this_ones_overwrites(
+    world: World, monkeypatch: pytest.MonkeyPatch, seeded: bool
+) -> None:
+    """The trainer comes back with other weights after a part of the first ones was applied.
+
+    The bug: the opened mark outlives its candidate.
+    """
+    one = serving(world)
+    world.train(words(i0=1, i1=2))
+    ask(world, one)
+    run(one, asks_for("finish"))
+    for receiver in world.receivers[:2]:
+        receiver.pump()
+    for call in one.pending:
+        one.lose_call(call, executed=False, crash_at=0)
+    world.restart_trainer(words(i0=1, i4=8))
+    if seeded:
+        seed_bug(monkeypatch, "candidate_swapped_on_retry")
+    run(one)
+    ask(world, one)
+    if seeded:
+        with pytest.raises(AssertionError, match="committed other bits"):
+            run(one)
+    else:
+        run(one)
+        check_finished(world)
 
 
 @pytest.mark.parametrize("seeded", [False, True])
