@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeAlias
@@ -13,6 +14,7 @@ from typing import TypeAlias
 import pytest
 
 from dcr.commit.leadership.base import Leadership
+from dcr.errors import StoreUnreachable
 
 Join: TypeAlias = Callable[[str, str], Leadership]
 """(run, candidate's name) -> a handle of its own."""
@@ -30,10 +32,11 @@ class Race:
     wait: Callable[[float], None]
 
     def until_leads(self, candidate: Leadership) -> None:
-        """Have ``candidate`` campaign, as often as it should, until it leads."""
+        """Have ``candidate`` campaign until it leads; a store that is away is asked again."""
         for _ in range(4 * _PATIENCE_LEASES):
-            if candidate.campaign():
-                return
+            with suppress(StoreUnreachable):
+                if candidate.campaign():
+                    return
             self.wait(self.lease_s / 4)
         pytest.fail(f"it does not lead after {_PATIENCE_LEASES} leases; {candidate.holder()} does")
 
@@ -183,5 +186,6 @@ def keep_on(join: Join, name: str, pause_s: float, to: Connection) -> None:
     """Campaign for ever and say after each look whether this process leads."""
     leadership = join(RUN, name)
     while True:
-        to.send(leadership.campaign())
+        with suppress(StoreUnreachable):
+            to.send(leadership.campaign())
         time.sleep(pause_s)

@@ -65,8 +65,8 @@ def test_a_run_starts_its_own_server_and_gives_the_same_proof(finished: Path, tm
     done(dcr("grpo", *WORDS[:2], f"run_dir={tmp_path / 'directory'}"))
     mine, other = (json.loads((at / "summary.json").read_text()) for at in (finished, tmp_path / "directory"))
     assert mine["differing_bits"] == other["differing_bits"] == 0
-    for name in ("weights_digest", "token_digest", "rewards", "payload_bytes"):
-        assert mine[name] == other[name], name
+    for name in ("weights_digest", "token_digest", "rewards", "changed_fraction"):
+        assert mine[name] == other[name], name  # payloads name their run, so their sizes may differ a little
 
 
 def test_a_payload_is_uploaded_once_and_downloaded_by_every_node(finished: Path) -> None:
