@@ -82,7 +82,7 @@ model:
 
 # Twenty times the simulation that the tests run, on other worlds every time: docs/simulation.md.
 simulate: setup
-	SIMULATE=nightly $(BIN)/pytest -p no:randomly -rP tests/simulation/test_commit_protocol.py
+	SIMULATE=nightly $(BIN)/pytest -p no:randomly --timeout=7200 -rP tests/simulation/test_commit_protocol.py
 
 # A tiny run under random faults of its processes and of etcd, judged at the end: docs/chaos.md.
 SECONDS ?= 600
