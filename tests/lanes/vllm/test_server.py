@@ -123,7 +123,7 @@ def test_refits_of_a_running_server(tmp_path: Path) -> None:
         run.admit(receiver)
         before = [ask(url, prompt)["token_ids"] for prompt in PROMPTS]
         run.refit(receiver, checkpoints.version(middle), receiver.report().classification)
-        flying = Flying(url, 2000)
+        flying = Flying(url, 3800)
         assert flying.begun.wait(60)
         run.refit(receiver, newest, receiver.report().classification)
         flying.join(300)
