@@ -18,7 +18,17 @@ from dcr.model import AttemptId, Encoding
 from dcr.testing.world import RECEIVERS, World
 from dcr.transport.keys import payload_key
 
-LIVE = AttemptId(number=2, version=2)
+
+def next_attempt(world: World) -> AttemptId:
+    """The one that the refit to version 2 begins with; admissions have numbers of their own."""
+    return AttemptId(world.plane.read(world.catalogue.run).number + 1, 2)
+
+
+def live(world: World) -> AttemptId:
+    """The attempt that parties obey now."""
+    active = world.plane.read(world.catalogue.run).active
+    assert active is not None
+    return active.attempt
 
 
 @pytest.fixture
@@ -49,8 +59,10 @@ def stray(world: World, owner: int, sequence: int, **claims: Any) -> bytes:
     where = np.flatnonzero(old == new)[:5].astype(np.int64)
     values = (old[where] ^ 1).astype(old.dtype)
     item = Item(spec.name, spec.shape, spec.dtype, Encoding.OVERWRITE, where, values)
+    active = world.plane.read(world.catalogue.run).active
+    attempt = next_attempt(world) if active is None else active.attempt
     fields: dict[str, Any] = {
-        "attempt": LIVE,
+        "attempt": attempt,
         "owner": owner,
         "sequence": sequence,
         "run": world.catalogue.run,
@@ -62,7 +74,7 @@ def stray(world: World, owner: int, sequence: int, **claims: Any) -> bytes:
 
 def place(world: World, owner: int, sequence: int, data: bytes) -> None:
     """Put bytes under a key of the live attempt, whether it is taken or not."""
-    path = world.directory / "store" / payload_key(world.catalogue.run, LIVE, owner, sequence)
+    path = world.directory / "store" / payload_key(world.catalogue.run, live(world), owner, sequence)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
@@ -122,7 +134,7 @@ def test_a_foreign_payload_under_a_live_key_is_never_applied(
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "gone"])
 def test_a_payload_damaged_after_it_was_published_costs_an_attempt(world: World, damage: str) -> None:
-    path = world.directory / "store" / payload_key(world.catalogue.run, LIVE, 0, 0)
+    path = world.directory / "store" / payload_key(world.catalogue.run, next_attempt(world), 0, 0)
 
     def spoil() -> None:
         data = path.read_bytes()

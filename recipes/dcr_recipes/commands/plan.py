@@ -5,7 +5,8 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,11 +90,10 @@ def run(args: argparse.Namespace) -> int:
         return _in_the_lane()
     from dcr.source.plan import report
 
-    if not args.debug:
-        _silence()
     degrees = {name: getattr(args, name) for name in _DEGREES}
     request = Request(args.hf_config, args.trainer, degrees, args.classification, args.dtype)
-    with redirect_stdout(sys.stderr):  # where the Bridge prints remarks; ours is one JSON object
+    quiet = nullcontext() if args.debug else _silent()
+    with quiet, redirect_stdout(sys.stderr):  # where the Bridge prints remarks; ours is one JSON object
         answer = report(
             make_plan(request), args.rate, args.ownership or default_ownership(args.classification)
         )
@@ -193,13 +193,19 @@ def _gb(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.3f} GB"
 
 
-def _silence() -> None:
+@contextmanager
+def _silent() -> Iterator[None]:
     """Megatron tells at length what it does not find on a machine without CUDA."""
     import logging
     import warnings
 
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    warnings.filterwarnings("ignore")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _has_bridge() -> bool:
