@@ -29,6 +29,8 @@ from dcr_adapters.vllm.plugin import EXTENSION
 from dcr_adapters.vllm.ranks import Workers
 
 _START_S = 400
+NUM_TOKENS = 3800
+"""Of the request in flight."""
 
 
 @contextmanager
@@ -122,16 +124,19 @@ def test_refits_of_a_running_server(tmp_path: Path) -> None:
         receiver = run.receiver("server", Workers(control, folder=tmp_path), VllmGate(control))
         run.admit(receiver)
         before = [ask(url, prompt)["token_ids"] for prompt in PROMPTS]
-        run.refit(receiver, checkpoints.version(middle), receiver.report().classification)
-        flying = Flying(url, 3800)
-        assert flying.begun.wait(60)
-        run.refit(receiver, newest, receiver.report().classification)
-        flying.join(300)
+        for last in range(2, 10, 2):  # on a busy machine the first tokens may show when the last are made
+            run.refit(receiver, checkpoints.version(middle), receiver.report().classification)
+            flying = Flying(url, NUM_TOKENS)
+            assert flying.begun.wait(60)
+            run.refit(receiver, newest, receiver.report().classification)
+            flying.join(300)
+            if len(flying.versions) > 1:
+                break
         after = [ask(url, prompt) for prompt in (LONG_PROMPT, *PROMPTS)]
         control.close()
-    assert flying.versions == ["1", "2"]
-    assert len(flying.tokens) == 2000
-    assert all(answer["weight_versions"][0]["version"] == "2" for answer in after)
+    assert flying.versions == [str(last - 1), str(last)]
+    assert len(flying.tokens) == NUM_TOKENS
+    assert all(answer["weight_versions"][0]["version"] == str(last) for answer in after)
     tokens = [answer["token_ids"] for answer in after]
     assert tokens[1:] != before
     fresh = in_fork(lambda: say(offline(new)))
