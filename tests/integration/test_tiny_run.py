@@ -68,8 +68,9 @@ def test_every_refit_changes_bits_and_leaves_none_different(delta: Finished) -> 
 
 def test_the_summary_is_as_documented(delta: Finished) -> None:
     assert list(delta.summary) == [
-        "num_steps", "final_version", "differing_bits", "payload_bytes", "dense_bytes", "changed_fraction",
-        "weights_digest", "rewards", "token_digest", "peak_rss_bytes", "receivers",
+        "num_steps", "final_version", "differing_bits", "payload_bytes", "dense_bytes", "uploaded_bytes",
+        "downloaded_bytes", "changed_fraction", "weights_digest", "rewards", "token_digest", "peak_rss_bytes",
+        "receivers",
     ]  # fmt: skip
     assert (delta.summary["num_steps"], delta.summary["final_version"]) == (STEPS, STEPS)
     assert delta.summary["differing_bits"] == 0
