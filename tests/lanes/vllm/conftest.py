@@ -3,7 +3,7 @@
 import importlib.util
 import os
 
-import pytest
+from tests.lanes.lenient import pytest_configure, pytest_unconfigure  # noqa: F401 -- hooks of this lane
 
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
@@ -13,8 +13,3 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["*"]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Warnings of vLLM and its dependencies are not this project's to fix."""
-    config.addinivalue_line("filterwarnings", "default")
