@@ -1,43 +1,15 @@
-"""How the receiver steers a vLLM engine, wherever it runs (DESIGN R19).
+"""How the receiver steers a vLLM engine of this process (DESIGN R19).
 
-``EngineControl`` is the port of gate and ranks; here for engines of this process. ``http_control`` has
-the one for a server that somebody else started.
+``http_control`` has the way to a server that somebody else started.
 """
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from dcr.errors import Unreachable
 
 T = TypeVar("T")
-
-
-class EngineControl(Protocol):
-    """One engine. Calls come from any thread, one at a time; each may raise Unreachable.
-
-    Call order around a refit: ``pause``, ``call_workers``*, ``reset_caches``, ``set_version``, ``resume``.
-    """
-
-    def call_workers(self, calls: str) -> list[dict[str, Any]]:
-        """Run ``dcr_call`` on every worker; their answers, in any order."""
-        ...
-
-    def pause(self) -> None:
-        """Return when no step of the model runs; requests in flight are kept, new ones wait."""
-        ...
-
-    def resume(self) -> None:
-        """Go on with kept and new requests."""
-        ...
-
-    def reset_caches(self) -> None:
-        """Forget everything computed with the weights; kept requests are computed again from their tokens."""
-        ...
-
-    def set_version(self, version: str) -> None:
-        """Name of the weights that computed the tokens from here on."""
-        ...
 
 
 class AsyncEngineControl:

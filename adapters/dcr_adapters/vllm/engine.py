@@ -19,14 +19,14 @@ from vllm.distributed.weight_transfer.base import (
 
 import dcr.errors
 from dcr.errors import AttemptFailed
+from dcr.receiver.workers.messages import Call, Greeting
+from dcr.receiver.workers.rank_server import RankServer, local_rank
 from dcr_adapters.vllm.loader import VllmLoader
-from dcr_adapters.vllm.messages import Call, Greeting
-from dcr_adapters.vllm.rank_server import RankServer, local_rank
 
 
 @dataclass
 class DcrInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM ships no types
-    """Where the run is: see ``dcr_adapters.vllm.messages.Configure``."""
+    """Where the run is: see ``dcr.receiver.workers.messages.Configure``."""
 
     store: str = ""
     run: str = ""

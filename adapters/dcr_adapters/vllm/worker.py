@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from dcr.model import from_json
+from dcr.receiver.workers.messages import Answer, Calls, Greeting
+from dcr.receiver.workers.rank_server import RankServer, local_rank
 from dcr_adapters.vllm import plugin
 from dcr_adapters.vllm.loader import VllmLoader
-from dcr_adapters.vllm.messages import Answer, Calls, Greeting
-from dcr_adapters.vllm.rank_server import RankServer, local_rank
 
 plugin.register()
 

@@ -26,7 +26,7 @@ from dcr_recipes.runtime.arguments import CONTEXT, EXTENSION, engine_arguments
 from dcr_recipes.runtime.worker import RuntimeWorker
 
 if TYPE_CHECKING:
-    from dcr_adapters.vllm.ranks import Workers
+    from dcr.receiver.workers.ranks import Workers
 
 logger = logging.getLogger(__name__)
 EXIT_ENGINE_DIED = 4
@@ -42,16 +42,16 @@ def build(context: Context) -> Host:
     watch_group()
     with observe.stage("process.build"):
         engine = _started(_arguments(context))
+    from dcr.receiver.workers.gate import EngineGate
+    from dcr.receiver.workers.ranks import Workers
     from dcr_adapters.vllm.control import AsyncEngineControl
-    from dcr_adapters.vllm.gate import VllmGate
-    from dcr_adapters.vllm.ranks import Workers
     from dcr_recipes.runtime.vllm import LoopThread, VllmEngine, VllmStorage
 
     thread = LoopThread()
     _end_with(engine)
     control = AsyncEngineControl(engine, thread.loop)
     workers = Workers(control, folder=context.folder.exchange)
-    gate = ServingGate(VllmGate(control))
+    gate = ServingGate(EngineGate(control))
 
     def receive(record: CommitRecord) -> PumpedReceiver:
         return compose_instance(
@@ -79,8 +79,8 @@ def build_silent(context: Context) -> RuntimeWorker:
         from vllm import LLM
 
         llm = _made(lambda: LLM(**arguments))
+    from dcr.receiver.workers.ranks import Workers
     from dcr_adapters.vllm.control import OfflineControl
-    from dcr_adapters.vllm.ranks import Workers
     from dcr_recipes.runtime.vllm import SilentEngine, VllmStorage
 
     workers = Workers(OfflineControl(llm), folder=context.folder.exchange)
@@ -89,8 +89,8 @@ def build_silent(context: Context) -> RuntimeWorker:
 
 
 def _ranks(context: Context, workers: "Workers", catalogue: Catalogue) -> list[RankPort]:
-    from dcr_adapters.vllm.messages import Configure
-    from dcr_adapters.vllm.ranks import remote_ranks
+    from dcr.receiver.workers.messages import Configure
+    from dcr.receiver.workers.ranks import remote_ranks
 
     store = context.config.transport.path or str(context.folder.store)
     return [*remote_ranks(workers, Configure(store, catalogue.run, catalogue.digest()))]

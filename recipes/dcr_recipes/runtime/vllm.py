@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from dcr.errors import ConfigError, Unreachable
-from dcr_adapters.vllm.ranks import RemoteRank, Workers
+from dcr.receiver.workers.ranks import RemoteRank, Workers
 from dcr_recipes.runtime.dump import join_dumps, rank_file
 from dcr_recipes.runtime.files import dense_tensors
 from dcr_recipes.runtime.ports import CacheCounts, Group, Probed

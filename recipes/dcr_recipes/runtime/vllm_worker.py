@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from dcr import observe
 from dcr.model import from_json
+from dcr.receiver.workers.messages import Apply, Calls
 from dcr_adapters.vllm.loader import VllmLoader
-from dcr_adapters.vllm.messages import Apply, Calls
 from dcr_adapters.vllm.worker import DcrWorkerExtension
 from dcr_recipes.runtime.arguments import CONTEXT
 from dcr_recipes.runtime.dump import rank_file, sampled, write_dump

@@ -12,10 +12,10 @@ from typing import Any
 from tests.lanes.vllm.run import Run
 
 from dcr.receiver.agent import ReceiverAgent
+from dcr.receiver.workers.gate import EngineGate
+from dcr.receiver.workers.ranks import Workers
 from dcr_adapters.vllm.control import AsyncEngineControl
-from dcr_adapters.vllm.gate import VllmGate
 from dcr_adapters.vllm.plugin import EXTENSION
-from dcr_adapters.vllm.ranks import Workers
 
 LONG_PROMPT = [(i * 37) % 1000 for i in range(150)]
 """Longer than a block of the CPU's prefix cache, 128 tokens."""
@@ -38,7 +38,7 @@ class Served:
     engine: Any
     loop: asyncio.AbstractEventLoop
     control: AsyncEngineControl
-    gate: VllmGate
+    gate: EngineGate
     counts: dict[str, int] = field(default_factory=dict)
 
     def ask(self, prompt: Sequence[int], num_tokens: int = 12) -> Said:
@@ -96,7 +96,7 @@ def served(model: Path, tp: int = 1, extension: str = EXTENSION, **options: Any)
         engine = asyncio.run_coroutine_threadsafe(start(), loop).result(300)
     control = AsyncEngineControl(engine, loop)
     try:
-        yield Served(engine, loop, control, VllmGate(control))
+        yield Served(engine, loop, control, EngineGate(control))
     finally:
         loop.call_soon_threadsafe(engine.shutdown)
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), loop).result(30)

@@ -26,11 +26,11 @@ from dcr.model import (
 from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.ports import RequestGate
 from dcr.receiver.rank import RankPort
+from dcr.receiver.workers.messages import Configure
+from dcr.receiver.workers.ranks import RemoteRank, Workers, remote_ranks
 from dcr.refit import Site, compose_instance
 from dcr.testing.deltas import audit_of, delta_item, delta_items
 from dcr.transport.directory import DirectoryStore
-from dcr_adapters.vllm.messages import Configure
-from dcr_adapters.vllm.ranks import RemoteRank, Workers, remote_ranks
 
 Version = dict[str, Bits]
 _ITEMS_A_PAYLOAD = 8

@@ -19,10 +19,10 @@ from dcr.model import Catalogue
 from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.rank import RankPort
+from dcr.receiver.workers.rank_server import local_rank, resident_digests
+from dcr.receiver.workers.ranks import Workers, remote_ranks
 from dcr.testing.deltas import audit_of
 from dcr_adapters.vllm.loader import VllmLoader
-from dcr_adapters.vllm.rank_server import local_rank, resident_digests
-from dcr_adapters.vllm.ranks import Workers, remote_ranks
 from dcr_adapters.vllm.refusals import refusals
 
 

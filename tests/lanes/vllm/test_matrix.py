@@ -18,9 +18,9 @@ from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.methods import MethodName
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.rank import Method, RankPort
+from dcr.receiver.workers.rank_server import MakeRank
+from dcr.receiver.workers.ranks import RemoteRank, Workers, remote_ranks
 from dcr.testing.deltas import audit_of
-from dcr_adapters.vllm.rank_server import MakeRank
-from dcr_adapters.vllm.ranks import RemoteRank, Workers, remote_ranks
 
 CASES = [
     *((family, Layout(tp)) for family in checkpoints.FAMILIES for tp in (1, 2)),

@@ -13,10 +13,10 @@ from tests.lanes.vllm.run import Run, items_of
 
 from dcr.codec import Payload
 from dcr.model import Encoding, PathClass, to_json
+from dcr.receiver.workers.gate import OfflineGate
+from dcr.receiver.workers.messages import Apply
+from dcr.receiver.workers.ranks import Workers
 from dcr_adapters.vllm.control import OfflineControl
-from dcr_adapters.vllm.gate import OfflineGate
-from dcr_adapters.vllm.messages import Apply
-from dcr_adapters.vllm.ranks import Workers
 
 
 def fresh(model: Path) -> list[list[int]]:

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from dcr.errors import ConfigError, PayloadError
 from dcr.receiver.gate import ServingGate
+from dcr.receiver.workers.gate import EngineGate
+from dcr.receiver.workers.ranks import Workers
 from dcr_adapters.vllm.control import AsyncEngineControl
-from dcr_adapters.vllm.gate import VllmGate
-from dcr_adapters.vllm.ranks import Workers
 from dcr_recipes.compose import compose
 from dcr_recipes.grpo.policy import build_tiny, tiny_config
 from dcr_recipes.grpo.settings import ModelSizes
@@ -62,7 +62,7 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
     control = AsyncEngineControl(engine, thread.loop)
     serving = VllmEngine(engine, thread)
     storage = VllmStorage(serving.call_workers, Workers(control, folder=folder))
-    yield Instance(serving, storage, ServingGate(VllmGate(control)), folder)
+    yield Instance(serving, storage, ServingGate(EngineGate(control)), folder)
     thread.wait(_shut_down(engine))
 
 

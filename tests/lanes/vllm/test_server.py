@@ -24,10 +24,10 @@ from typing_extensions import override
 
 from dcr.errors import ConfigError
 from dcr.receiver.agent import ReceiverAgent
-from dcr_adapters.vllm.gate import VllmGate
+from dcr.receiver.workers.gate import EngineGate
+from dcr.receiver.workers.ranks import Workers
 from dcr_adapters.vllm.http_control import HttpControl
 from dcr_adapters.vllm.plugin import EXTENSION
-from dcr_adapters.vllm.ranks import Workers
 
 _START_S = 400
 NUM_TOKENS = 3800
@@ -134,7 +134,7 @@ def test_refits_of_a_running_server(tmp_path: Path) -> None:
     run = Run(tmp_path, checkpoints.catalogue(old), checkpoints.version(old))
     with server(old, tmp_path / "log") as url:
         control = HttpControl(url)
-        receiver = run.receiver("server", Workers(control, folder=tmp_path), VllmGate(control))
+        receiver = run.receiver("server", Workers(control, folder=tmp_path), EngineGate(control))
         run.admit(receiver)
         before = [ask(url, prompt)["token_ids"] for prompt in PROMPTS]
         flying = over_refits(url, run, receiver, (checkpoints.version(middle), checkpoints.version(new)))

@@ -20,10 +20,10 @@ from uuid import uuid4
 import torch
 
 from dcr.model import from_json
+from dcr.receiver.workers.messages import Answer, Calls, Greeting
+from dcr.receiver.workers.rank_server import MakeRank, RankServer, local_rank
 from dcr_adapters.vllm import keep_unpacked, plugin
 from dcr_adapters.vllm.loader import VllmLoader
-from dcr_adapters.vllm.messages import Answer, Calls, Greeting
-from dcr_adapters.vllm.rank_server import MakeRank, RankServer, local_rank
 
 Extra = Callable[[VllmLoader, str], str]
 _ANSWER_S = 240

@@ -10,19 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from dcr.codec import Limits, Payload, decode_payload
 from dcr.errors import AttemptFailed, ConfigError, RefitError
 from dcr.model import Catalogue, from_json, to_json
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.rank import RankPort
-from dcr.transport.archive import StoreArchive
-from dcr.transport.base import ObjectStore
-from dcr.transport.directory import DirectoryStore
-from dcr.transport.keys import payload_key
-from dcr_adapters.vllm import exchange
-from dcr_adapters.vllm.messages import (
+from dcr.receiver.workers import exchange
+from dcr.receiver.workers.messages import (
     Answer,
     Apply,
     Begin,
@@ -35,9 +29,15 @@ from dcr_adapters.vllm.messages import (
     Nothing,
     Scan,
 )
+from dcr.transport.archive import StoreArchive
+from dcr.transport.base import ObjectStore
+from dcr.transport.directory import DirectoryStore
+from dcr.transport.keys import payload_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import torch
 
 _log = logging.getLogger(__name__)
 MakeRank = Callable[[NativeLoader, Catalogue], RankPort]
@@ -144,7 +144,9 @@ def resident_digests(loader: NativeLoader) -> dict[str, str]:
     return {name: _digest(tensor) for name, tensor in loader.resident().items()}
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def _digest(tensor: "torch.Tensor") -> str:
+    import torch
+
     flat = tensor.detach().cpu().contiguous().view(-1)
     data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,8 +1,8 @@
-"""Request gate of a vLLM engine (paper section 7, DESIGN R19).
+"""Request gate of an inference engine that serves by itself (paper section 7, DESIGN R19).
 
-vLLM freezes requests in flight and takes new ones without running them. Opening after a change forgets
+The engine freezes requests in flight and takes new ones without running them. Opening after a change forgets
 every cached key and value, so that kept requests go on from their tokens: what they have said stays, and
-the next token is computed by the new weights alone. vLLM names the version of every token.
+the next token is computed by the new weights alone.
 """
 
 import threading
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 from dcr.errors import IntegrityError
 from dcr.receiver.gate import ServingGate
-from dcr_adapters.vllm.control import EngineControl
+from dcr.receiver.workers.control import EngineControl
 
 
-class VllmGate:
+class EngineGate:
     """Implements ``RequestGate`` for an engine that serves by itself. Thread-safe.
 
     The engine runs until the first ``close``; version -1 before the first ``open``.

@@ -1,4 +1,4 @@
-"""The ranks of a vLLM engine as ``RankPort``s of its front (DESIGN P11, B7).
+"""The ranks of an engine as ``RankPort``s of its front (DESIGN P11, B7).
 
 ``InstanceWriter`` calls its ranks side by side, one thread each. An engine has one line to all workers,
 so calls that meet here travel as one collective call, and each worker does its own.
@@ -18,10 +18,9 @@ from dcr.codec import Payload
 from dcr.errors import AttemptFailed, ConfigError, RefitError, Unreachable
 from dcr.model import Bits, from_json, to_json
 from dcr.receiver.rank import Cover, PartDigests, Partials, PartTable, RankPlacement
-from dcr.receiver.writer import ApplyStats, Cancelled, Slice, never
-from dcr_adapters.vllm import exchange
-from dcr_adapters.vllm.control import EngineControl
-from dcr_adapters.vllm.messages import (
+from dcr.receiver.workers import exchange
+from dcr.receiver.workers.control import EngineControl
+from dcr.receiver.workers.messages import (
     Answer,
     Apply,
     Begin,
@@ -35,6 +34,7 @@ from dcr_adapters.vllm.messages import (
     Nothing,
     Scan,
 )
+from dcr.receiver.writer import ApplyStats, Cancelled, Slice, never
 
 _MAX_WORLD = 64
 """Workers that are greeted; an instance with more would hold more than one model."""
@@ -225,7 +225,7 @@ class RemoteRank:
         return found
 
     def digests(self) -> dict[str, str]:
-        """BLAKE2b-128 of every resident tensor's bytes, by vLLM's names; for proofs, not for the protocol."""
+        """BLAKE2b-128 of every resident tensor's bytes, by resident name; not part of the protocol."""
         found: dict[str, str] = self._ask("digests", Nothing(), dict[str, str])
         return found
 

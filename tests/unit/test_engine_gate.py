@@ -1,11 +1,11 @@
-"""The gates of vLLM engines over a control that only writes down what it is told."""
+"""The gates of engines over a control that only writes down what it is told."""
 
 from typing import Any
 
 import pytest
 
 from dcr.errors import IntegrityError, Unreachable
-from dcr_adapters.vllm.gate import OfflineGate, VllmGate
+from dcr.receiver.workers.gate import EngineGate, OfflineGate
 
 
 class Recorded:
@@ -38,7 +38,7 @@ class Recorded:
 
 def test_caches_are_reset_before_the_version_is_set_and_requests_go_on() -> None:
     control = Recorded()
-    gate = VllmGate(control)
+    gate = EngineGate(control)
     assert (gate.is_open, gate.version) == (False, -1)
     gate.close()
     gate.open(3, changed=True)
@@ -48,7 +48,7 @@ def test_caches_are_reset_before_the_version_is_set_and_requests_go_on() -> None
 
 def test_unchanged_weights_keep_caches() -> None:
     control = Recorded()
-    gate = VllmGate(control)
+    gate = EngineGate(control)
     gate.close()
     gate.open(3, changed=False)
     assert control.told == ["pause", "version 3", "resume"]
@@ -56,7 +56,7 @@ def test_unchanged_weights_keep_caches() -> None:
 
 def test_opening_again_is_no_event() -> None:
     control = Recorded()
-    gate = VllmGate(control)
+    gate = EngineGate(control)
     gate.close()
     gate.open(1, changed=True)
     told = list(control.told)
@@ -66,7 +66,7 @@ def test_opening_again_is_no_event() -> None:
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_weights_that_change_under_requests_are_an_error(opened: bool) -> None:
-    gate = VllmGate(Recorded())
+    gate = EngineGate(Recorded())
     if opened:
         gate.close()
         gate.open(1, changed=True)
@@ -76,7 +76,7 @@ def test_weights_that_change_under_requests_are_an_error(opened: bool) -> None:
 
 def test_a_dead_engine_leaves_the_gate_shut() -> None:
     control = Recorded()
-    gate = VllmGate(control)
+    gate = EngineGate(control)
     gate.close()
     control.dead = True
     with pytest.raises(Unreachable):

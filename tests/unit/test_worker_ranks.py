@@ -1,4 +1,4 @@
-"""Ranks of an engine behind its one line to all workers: the JSON path, without vLLM."""
+"""Ranks of an engine behind its one line to all workers: the JSON path, without an engine."""
 
 import json
 import threading
@@ -16,16 +16,16 @@ from dcr.model import Bits, Catalogue, from_json, to_json
 from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.ports import NativeLoader
 from dcr.receiver.rank import RankPort
+from dcr.receiver.workers import exchange
+from dcr.receiver.workers.messages import Answer, Calls, Configure, Greeting
+from dcr.receiver.workers.rank_server import RankServer
+from dcr.receiver.workers.ranks import RemoteRank, Workers, remote_ranks
 from dcr.testing.deltas import FIRST, audit_of, changed_version, delta_items, random_version
 from dcr.testing.toy_parallel import ToyParallelRuntime, catalogue
 from dcr.testing.toy_rank import ToyRank, toy_ranks
 from dcr.transport.archive import StoreArchive
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.keys import payload_key
-from dcr_adapters.vllm import exchange
-from dcr_adapters.vllm.messages import Answer, Calls, Configure, Greeting
-from dcr_adapters.vllm.rank_server import RankServer
-from dcr_adapters.vllm.ranks import RemoteRank, Workers, remote_ranks
 
 
 class Line:

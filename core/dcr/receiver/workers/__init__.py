@@ -1,0 +1,5 @@
+"""Ranks in the worker processes of an inference engine, behind its one line to all of them (DESIGN P11).
+
+Worker side: ``rank_server``. Front side: ``ranks``, ``gate``. What crosses: ``messages``, ``exchange``.
+An engine's adapter implements ``control.EngineControl`` and a native loader.
+"""
