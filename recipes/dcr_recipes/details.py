@@ -13,6 +13,7 @@ from dcr.codec.inspect import PayloadInspection, inspect_payload, total
 from dcr.model import Catalogue, Manifest, from_json
 from dcr.transport.base import Archive
 from dcr_recipes.summary import MetricsLog, Row
+from dcr_recipes.trace.accounting import BOUNDS
 from dcr_recipes.trace.seconds import StageClock
 from dcr_recipes.traffic import TrafficMeter
 
@@ -30,7 +31,7 @@ class StepDetails:
     clock: StageClock | None = None
     traffic: TrafficMeter | None = None
 
-    def columns(self, step: int, manifest: str, *, timed: bool) -> Row:
+    def columns(self, step: int, version: int, manifest: str, *, timed: bool) -> Row:
         """Columns of the step's row, for the refit whose manifest has that digest ("": dense).
 
         Not ``timed``: a crash came in between, and no seconds can be told.
@@ -39,6 +40,8 @@ class StepDetails:
         if self.clock is not None:
             seconds = self.clock.take()
             row |= {f"refit/{name}_s": value if timed else None for name, value in seconds.items()}
+            found = self.clock.accounting(version) if timed else None
+            row |= {f"{BOUNDS}{name}": value for name, value in (found.columns() if found else {}).items()}
         if self.traffic is not None:
             row |= {f"refit/{name}": value for name, value in self.traffic.take().items()}
         if self.archive is not None and manifest:

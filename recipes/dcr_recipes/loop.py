@@ -163,7 +163,7 @@ class Recorder:
             row["refit/left_out"] = ", ".join(figures.left_out)
         if self.details is not None:
             timed = figures.seconds is not None
-            row |= self.details.columns(metrics.step, figures.manifest, timed=timed)
+            row |= self.details.columns(metrics.step, figures.version, figures.manifest, timed=timed)
         found = self._verify(row, metrics.step, figures.version)
         if self.prober is not None and not found:
             with observe.stage("trainer.probe", step=metrics.step, version=figures.version):

@@ -43,6 +43,21 @@ def test_a_table_for_people(made: StoredRun, capsys: pytest.CaptureFixture[str])
     assert all(text in shown for text in ("v0", "v2", "2-6", "overwrite", "mixed", "of dense"))
 
 
+def test_latency_and_bounds_of_versions_that_were_timed(
+    made: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("latency_s", "construction_s", "transport_s", "finalization_s")
+    timed = {"version": 2, "step": 12} | {f"bounds/{name}": 0.25 + i for i, name in enumerate(names)}
+    made.folder.metrics.write_text('{"version": 1, "step": 11}\n' + json.dumps(timed) + "\n")
+    assert main(["log", made.root]) == 0
+    *_, before, last = capsys.readouterr().out.splitlines()
+    assert last.split()[-7:-3] == ["250", "1250", "2250", "3250"]
+    assert before.split()[-7:-3] == ["-"] * 4
+    assert main(["log", made.root, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["versions"]
+    assert [row["latency_s"] for row in rows] == [None, None, 0.25]
+
+
 def test_the_latest_run_is_meant_without_a_name(
     made: StoredRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

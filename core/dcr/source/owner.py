@@ -6,7 +6,7 @@ belong to the trainer. It implements the coordinator's owner endpoint structural
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcr import observe
 from dcr.config import CodecConfig
@@ -58,6 +58,7 @@ class _Request:
     overwrite_only: bool
     classification: Classification
     dense: bool
+    since: int | None
 
 
 class OwnerAgent:
@@ -192,10 +193,12 @@ class OwnerAgent:
         overwrite_only: bool,
         classification: Classification,
         dense: bool = False,
+        since: int | None = None,
     ) -> OwnerClose:
         """Compare, publish and close; the same close again if that was done already.
 
-        ``dense``: every owned shard goes whole, as absolute values, changed or not (P12).
+        ``dense``: every owned shard goes whole, as absolute values, changed or not (P12). ``since``: payloads
+        that attempts from that number on have stored are named, not sent again (P6).
 
         Raises:
             Conflict: ``attempt`` was replaced.
@@ -203,7 +206,7 @@ class OwnerAgent:
             UnsupportedPath: a receiver refuses one of the tensors; nothing was published.
             IntegrityError: trackers are not at ``record.version``, or weights were written (P5).
         """
-        request = _Request(attempt, record, overwrite_only, classification, dense)
+        request = _Request(attempt, record, overwrite_only, classification, dense, since)
         self._turn.require_live(attempt)
         with self._turn.hold(attempt) as check:
             self._turn.require_live(attempt)
@@ -263,8 +266,21 @@ class OwnerAgent:
         convert = self._converter.changes(
             candidate, representation, request.classification, dense=request.dense
         )
-        work = Work(request.attempt, request.record.version, self._baseline.tasks, convert, check)
-        return publish_payloads(work, self._lane)
+        work = self._reusing(
+            candidate,
+            request,
+            Work(request.attempt, request.record.version, self._baseline.tasks, convert, check),
+        )
+        with observe.stage("owner.construct", owner=self._rank, attempt=str(request.attempt)):
+            return publish_payloads(work, self._lane)
+
+    def _reusing(self, candidate: Candidate, request: _Request, work: Work) -> Work:
+        """Let ``work`` name what earlier attempts at the very same delta have stored, if it may (P6)."""
+        if request.since is None or request.overwrite_only or request.dense:
+            return work
+        published = candidate.publications(request.record.attempt, request.classification)
+        known = dict(published.since(request.since))
+        return replace(work, known=known, note=lambda ref: published.note(request.attempt, ref))
 
     def _representation(self, request: _Request) -> Representation:
         return (

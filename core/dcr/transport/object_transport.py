@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 
+from dcr import observe
 from dcr.codec import payload_digest
 from dcr.errors import AttemptFailed, MissingObject, PayloadError
 from dcr.model import AttemptId, OwnerClose, PayloadRef, RunId, to_json
@@ -120,7 +121,8 @@ class ObjectTransport:
     def _get(self, attempt: AttemptId, owner: int, sequence: int) -> bytes | None:
         """The payload's bytes; None if it was collected since it was listed: a dead attempt."""
         try:
-            with self._working(attempt):
+            where = {"attempt": str(attempt), "owner": owner, "sequence": sequence}
+            with self._working(attempt), observe.span("receiver.fetch", **where):
                 return self._store.get(payload_key(self._run, attempt, owner, sequence))
         except MissingObject:
             return None

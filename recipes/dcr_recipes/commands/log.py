@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         IntegrityError: the chain of manifests is broken.
     """
     from dcr.transport.chain import chain
+    from dcr_recipes.commands.log_bounds import add_bounds
     from dcr_recipes.commands.opened import open_run
 
     opened = open_run(args.run)
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     catalogue = opened.site.catalogue(state.record)
     manifests = chain(opened.site.archive, state.record)
     rows = rows_of(state.record, manifests, catalogue, steps_of(opened.folder.metrics))
+    add_bounds(rows, opened.folder.metrics)
     if args.json:
         print(json.dumps({"run": state.run, "versions": rows, "active": _active(state)}, indent=2))
     else:
@@ -127,11 +129,15 @@ def _show(rows: list[Row], state: "ControlState") -> None:
 def _table(rows: list[Row]) -> "Table":
     from rich.table import Table
 
+    from dcr_recipes.commands.log_bounds import HEADINGS, cells, shown
     from dcr_recipes.launch.figures import size
 
+    timed = shown(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("version", "step", "attempt", "tries", "payloads", "sent", "of dense", "changed"):
         table.add_column(column, justify="right", no_wrap=True)
+    for name in timed:
+        table.add_column(HEADINGS[name], justify="right", no_wrap=True)
     for column in ("encoding", "parent", "audit"):
         table.add_column(column, no_wrap=True)
     for row in rows:
@@ -144,6 +150,7 @@ def _table(rows: list[Row]) -> "Table":
             size(row["payload_bytes"]),
             f"{100 * row['payload_bytes'] / max(row['dense_bytes'], 1):.2f}%",
             "-" if row["changed_fraction"] is None else f"{100 * row['changed_fraction']:.3f}%",
+            *cells(row, timed),
             "overwrite" if row["overwrite_only"] else "mixed",
             _or_dash(row["parent"]),
             _or_dash(row["audit"])[:_SHOWN_DIGITS],

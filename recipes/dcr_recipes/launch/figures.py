@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dcr_recipes.summary import Row
+from dcr_recipes.trace.accounting import BOUNDS
 
 _SECONDS = "_s"
 _PREFIX = "refit/"
@@ -40,3 +41,19 @@ def stage_words(rows: Sequence[Row]) -> str:
     means = stage_means(rows)
     named = (f"{stage.replace('_', '-')} {1000 * seconds:.0f}" for stage, seconds in means.items())
     return f"{', '.join(named)} ms" if means else "no stages recorded"
+
+
+def bounds_words(row: Row) -> str:
+    """Latency of one refit, or a mean of several, and what it is bounded by, in one line; "" if unknown."""
+    if f"{BOUNDS}latency_s" not in row:
+        return ""
+    named = {name: row[f"{BOUNDS}{name}_s"] for name in ("construction", "transport", "finalization", "rest")}
+    bounds = ", ".join(f"{name} {1000 * seconds:.0f}" for name, seconds in named.items())
+    return f"{1000 * row[f'{BOUNDS}latency_s']:.0f} ms, check left out: {bounds} ms"
+
+
+def mean_bounds(rows: Sequence[Row]) -> Row:
+    """Means of the accounting's columns over the rows that have them; empty if none has."""
+    having = [row for row in rows if f"{BOUNDS}latency_s" in row]
+    names = [name for name in having[0] if name.startswith(BOUNDS)] if having else []
+    return {name: sum(row[name] for row in having) / len(having) for name in names}

@@ -7,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from dcr_recipes.launch.figures import size, stage_words
+from dcr_recipes.launch.figures import bounds_words, mean_bounds, size, stage_words
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.summary import Row
 from dcr_recipes.traffic import DOWNLOADED, UPLOADED
@@ -58,6 +58,8 @@ def _lines(done: dict[str, Any], rows: Sequence[Row], folder: RunFolder) -> Iter
     seconds = [row["refit/seconds"] for row in rows if row.get("refit/seconds") is not None]
     if seconds:
         yield "refit, mean", f"{sum(seconds) / len(seconds):.2f} s: {stage_words(rows)}"
+    if bounds_mean := mean_bounds(rows):
+        yield "latency, mean", bounds_words(bounds_mean)
     yield "run folder", str(folder.root)
     yield "files", ", ".join(_files(folder))
 

@@ -36,7 +36,7 @@ def write_trace(folder: RunFolder) -> Path:
 
 def merge(lives: Sequence[Life]) -> dict[str, Any]:
     """One Chrome trace of ``lives``; times are microseconds since its first stage."""
-    offsets = _offsets([life.header for life in lives])
+    offsets = clock_offsets([life.header for life in lives])
     moved = [(life.header, span, offsets[life.header]) for life in lives for span in life.spans]
     origin = min((span.start_ns + offset for _, span, offset in moved), default=0)
     pids = {name: pid for pid, name in enumerate(_ordered({life.header.process for life in lives}), start=1)}
@@ -55,7 +55,7 @@ def merge(lives: Sequence[Life]) -> dict[str, Any]:
     }
 
 
-def _offsets(headers: Iterable[Header]) -> dict[Header, int]:
+def clock_offsets(headers: Iterable[Header]) -> dict[Header, int]:
     """What to add to each life's clock for the wall clock, in nanoseconds."""
     first: dict[str, int] = {}
     offsets = {}

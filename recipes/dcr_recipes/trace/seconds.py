@@ -1,9 +1,13 @@
-"""How long each stage of a transition took: the columns ``refit/<stage>_s`` of ``metrics.jsonl``."""
+"""How long each stage of a transition took: the columns ``refit/<stage>_s`` of ``metrics.jsonl``.
+
+Beside them, as ``bounds/<name>_s``, latency and lower bounds as the paper accounts for them.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dcr_recipes.trace.accounting import Accounting, account
 from dcr_recipes.trace.files import Life, Span, Tail
 
 STAGES: Mapping[str, str] = {
@@ -65,8 +69,13 @@ class StageClock:
 
     def __init__(self, folder: Path) -> None:
         self._tail = Tail(folder)
-        self._tail.take()
+        self._lives = self._tail.take()
 
     def take(self) -> dict[str, float]:
         """Seconds by column since it was last asked; call it when a transition has ended everywhere."""
-        return stage_seconds(self._tail.take())
+        self._lives = self._tail.take()
+        return stage_seconds(self._lives)
+
+    def accounting(self, version: int) -> Accounting | None:
+        """Latency and bounds of the transition to ``version``; None if what was taken last is not of it."""
+        return next((found for found in account(self._lives) if found.version == version), None)

@@ -18,6 +18,8 @@ TRACKS: Mapping[str, str] = {
     "trainer.refit": "refit",
     "trainer.verify": "verify",
     "trainer.probe": "probe",
+    "owner.construct": "construction",
+    "owner.residual": "residual conversion",
     "owner.compare": "comparison",
     "owner.project": "projection",
     "owner.encode": "encoding",
@@ -38,6 +40,7 @@ TRACKS: Mapping[str, str] = {
     "runtime.load_dense": "dense load",
     "receiver.restore": "restore",
     "receiver.open_apply": "open apply",
+    "receiver.fetch": "fetch",
     "receiver.decode": "decode",
     "receiver.stage": "staging",
     "receiver.apply": "apply",
@@ -51,8 +54,9 @@ TRACKS: Mapping[str, str] = {
 TRACK_ORDER: tuple[str, ...] = (
     "start-up", "rollout", "generate", "train", "checkpoint", "gather", "refit", "verify", "probe",
     "prepare", "restore", "mark opened", "open apply", "construct",
-    "comparison", "projection", "encoding", "compression", "sending", "close",
-    "decode", "staging", "apply", "finish", "checks", "dense load", "commit", "fold-in", "settle",
+    "construction", "residual conversion", "comparison", "projection", "encoding", "compression", "sending",
+    "close", "fetch", "decode", "staging", "apply", "finish", "checks", "dense load", "commit", "fold-in",
+    "settle",
 )  # fmt: skip
 """Tracks from top to bottom, which is the order in which a transition passes them."""
 
