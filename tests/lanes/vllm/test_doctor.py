@@ -1,7 +1,6 @@
 """``dcr doctor`` and ``dcr verify`` on the live engines of a run, as a newcomer would type them."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -42,8 +41,9 @@ def live_run(folder: Path) -> Iterator[None]:
             time.sleep(0.5)
         yield
     finally:
-        os.kill(process.pid, signal.SIGINT)
-        process.communicate(timeout=120)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=120)
 
 
 def asked(command: str, folder: Path) -> tuple[int, dict[str, Any]]:
