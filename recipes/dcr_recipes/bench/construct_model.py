@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from dcr.indexmap import IndexMap
-from dcr.model import Bits, Catalogue, Classification, PathClass, TensorSpec
+from dcr.model import Bits, TensorSpec
 from dcr.source import AffineTask, Baseline
+from dcr_recipes.bench.construct_path import AUDIT_KEY
 from dcr_recipes.bench.data import Changes, Words, change_of, named_change
 from dcr_recipes.bench.report import Steps
 
 _HIDDEN, _FFN, _VOCABULARY = 2048, 6144, 32768
-RUN = "0" * 32
-AUDIT_KEY = "00" * 16
 _SEED = 7
 
 
@@ -83,14 +82,6 @@ class Checkpoint:
         """Make the candidate version 0 again."""
         for name, change in self.changes[rate].items():
             self.words[name][change.locations] = change.old
-
-    def catalogue(self) -> Catalogue:
-        """What an owner and a receiver agree upon."""
-        return Catalogue(run=RUN, audit_key=AUDIT_KEY, tensors=self.specs)
-
-    def classification(self) -> Classification:
-        """Every path takes deltas."""
-        return {spec.name: PathClass.XOR for spec in self.specs}
 
     @property
     def num_bytes(self) -> int:

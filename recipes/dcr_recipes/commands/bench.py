@@ -101,13 +101,29 @@ def _scan(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> Non
 
 def _construct(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     def bench(args: argparse.Namespace) -> "Report":
-        from dcr_recipes.bench import construct
+        from dcr_recipes.bench import construct, construct_modes
 
+        if args.modes:
+            return construct_modes.run(quick=args.quick, mib=args.mib, tp=args.tp, directory=args.dir)
         return construct.run(quick=args.quick, mib=args.mib, directory=args.dir)
 
     text = "constructing all payloads of a checkpoint, by codec, with CPU seconds of every stage"
     parser = _bench(benches, "construct", text)
-    _mib(parser, "MiB of the checkpoint (default 1024); takes three times as much memory")
+    parser.add_argument(
+        "--modes",
+        action="store_true",
+        help="the paper's Table 3 in place of codecs: direct projection (X with differences, P with absolute"
+        " values) against full conversion (F) of weights that are fused and split as Megatron's",
+    )
+    parser.add_argument(
+        "--tp",
+        type=int,
+        choices=(1, 2, 4),
+        default=4,
+        metavar="N",
+        help="ranks of --modes: 1, 2 or 4 (default 4)",
+    )
+    _mib(parser, "MiB of the checkpoint (default 1024); takes three times as much memory, --modes four")
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="where the trackers' file goes (default: the system's)"
     )
