@@ -23,15 +23,30 @@ def check_together(config: RunConfig) -> None:
     if config.faults.kill_runtime_every and config.refit != "dcr":
         raise ConfigError("faults.kill_runtime_every: kills while a delta is applied, so it needs refit=dcr")
     _check_absences(config)
-    if config.recipe.prompts % config.trainer.ranks:
-        ranks, prompts = config.trainer.ranks, config.recipe.prompts
-        raise ConfigError(f"recipe.prompts: must be a multiple of trainer.ranks = {ranks}, got {prompts}")
+    _check_trainer(config)
     if config.commit.name == "etcd" and not config.commit.endpoints:
         raise ConfigError("commit.endpoints: commit.name=etcd needs client URLs, [http://host:2379, ...]")
     if config.commit.name != "etcd" and config.commit.endpoints:
         raise ConfigError(f"commit.endpoints: commit={config.commit.name} has none; use commit=etcd")
     _check_transport(config)
     _check_runtime(config)
+
+
+def _check_trainer(config: RunConfig) -> None:
+    trainer, prompts = config.trainer, config.recipe.prompts
+    for key in ("tensor_parallel", "pipeline_parallel"):
+        if trainer.name != "megatron" and getattr(trainer, key) != 1:
+            raise ConfigError(f"trainer.{key}: trainer={trainer.name} has none; use trainer=megatron")
+    share = trainer.tensor_parallel * trainer.pipeline_parallel
+    if trainer.ranks % share:
+        raise ConfigError(
+            "trainer.ranks: must be a multiple of trainer.tensor_parallel x trainer.pipeline_parallel = "
+            f"{share}, got {trainer.ranks}"
+        )
+    replicas = trainer.ranks // share
+    if prompts % replicas:
+        what = "trainer.ranks" if share == 1 else "trainer.ranks / (tensor x pipeline parallel)"
+        raise ConfigError(f"recipe.prompts: must be a multiple of {what} = {replicas}, got {prompts}")
 
 
 def _check_transport(config: RunConfig) -> None:

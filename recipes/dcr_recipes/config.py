@@ -14,13 +14,18 @@ from dcr.config import CHECKS, CONTROL_PLANES, AuditConfig, CodecConfig, CommitC
 class TrainerConfig:
     """The training side: ``ranks`` processes with ``threads`` compute threads each.
 
-    ``ownership``: see ``dcr.config.RefitConfig``.
+    ``ownership``: see ``dcr.config.RefitConfig``. ``interpreter`` is the Python of the trainer's processes
+    where it is not the driver's (``megatron``: that of its lane). Ranks that ``tensor_parallel`` and
+    ``pipeline_parallel`` leave are data parallel.
     """
 
     name: str = "fsdp"
     ranks: int = 2
     threads: int = 1
     ownership: str = "balanced"
+    interpreter: str = ""
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
 
 
 @dataclass(slots=True)
@@ -176,7 +181,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "check": Rule("what receivers prove before they acknowledge: written bits, all bits, none", CHECKS),
     "trace": Rule("record every process's stages: trace.json and the seconds by stage"),
-    "trainer.name": Rule("training framework", ("fsdp",), fixed=True),
+    "trainer.name": Rule("training framework; trainer=NAME picks it", ("fsdp", "megatron"), fixed=True),
     "trainer.ranks": Rule("trainer processes", minimum=1, fixed=True),
     "trainer.threads": Rule("compute threads of each", minimum=1, fixed=True),
     "trainer.ownership": Rule(
@@ -184,6 +189,11 @@ RULES: Mapping[str, Rule] = {
         ("balanced", "published"),
         fixed=True,
     ),
+    "trainer.interpreter": Rule(
+        "Python of the trainer's processes; default: this one, megatron: .venv-megatron beside it"
+    ),
+    "trainer.tensor_parallel": Rule("megatron: ranks that share each layer", minimum=1, fixed=True),
+    "trainer.pipeline_parallel": Rule("megatron: stages of layers", minimum=1, fixed=True),
     "runtime.name": Rule("serving runtime; runtime=NAME picks it", ("hf", "vllm"), fixed=True),
     "runtime.instances": Rule("serving processes", minimum=1, fixed=True),
     "runtime.threads": Rule("compute threads of each", minimum=1, fixed=True),

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dcr.receiver.gate import ServingGate
+from dcr_recipes.grpo.fsdp import fsdp_learner
 from dcr_recipes.grpo.metrics import run_token_digest, weights_digest
 from dcr_recipes.grpo.policy import build_tiny
 from dcr_recipes.grpo.rollout import RolloutClient
@@ -89,8 +90,10 @@ def main() -> None:
 
 def _run(folder: Path, steps: int, settings: GrpoSettings) -> dict[str, object]:
     served = Served(settings.seed, folder) if dist.get_rank() == 0 else None
+    start = Start(build_tiny(SIZES, settings.seed), random_tokens(settings, SIZES.vocabulary), settings)
     training = assemble(
-        Start(build_tiny(SIZES, settings.seed), random_tokens(settings, SIZES.vocabulary), settings),
+        start,
+        fsdp_learner(start.model, settings),
         checkpoints=folder / "checkpoints",
         run="0" * 32,
         rollouts=served.rollouts if served else None,

@@ -10,7 +10,7 @@ from dcr.errors import ConfigError
 from dcr_recipes.compose import compose, load, save
 from dcr_recipes.config import RunConfig
 from dcr_recipes.launch.driver import run, specs
-from dcr_recipes.launch.lanes import check_lane, interpreter
+from dcr_recipes.launch.lanes import check_lanes, interpreter
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.runtime.arguments import OWNED, engine_arguments, environment
 
@@ -50,9 +50,32 @@ def test_a_missing_lane_is_noticed_before_anything_is_started(
     assert not (tmp_path / "run").exists()
     (tmp_path / "python").touch()
     with pytest.raises(ConfigError, match=r"runtime\.interpreter: .*python is no program"):
-        check_lane(_vllm(f"runtime.interpreter={tmp_path / 'python'}").runtime)
-    check_lane(_vllm(f"runtime.interpreter={sys.executable}").runtime)
-    check_lane(compose([]).runtime)
+        check_lanes(_vllm(f"runtime.interpreter={tmp_path / 'python'}"))
+    check_lanes(_vllm(f"runtime.interpreter={sys.executable}"))
+    check_lanes(compose([]))
+    with pytest.raises(ConfigError, match=r"trainer=megatron: .*install it with: make setup-megatron"):
+        check_lanes(compose(["model=tiny", "trainer=megatron"]))
+
+
+def test_trainer_processes_run_in_their_lane(tmp_path: Path) -> None:
+    config = compose(["model=tiny", "trainer=megatron"])
+    made = {spec.name: spec.argv[0] for spec in specs(RunFolder(tmp_path), config)}
+    lane = str(Path(sys.prefix).parent / ".venv-megatron/bin/python")
+    assert {name for name, python in made.items() if python == lane} == {"owner-0", "owner-1"}
+    assert {made[name] for name in made if not name.startswith("owner")} == {sys.executable}
+
+
+def test_parallel_degrees_must_fit_trainer_and_batch() -> None:
+    words = ["model=tiny", "trainer=megatron", "trainer.ranks=4"]
+    assert compose([*words, "trainer.tensor_parallel=2"]).trainer.tensor_parallel == 2
+    for more, message in (
+        (["trainer.tensor_parallel=3"], r"trainer\.ranks: must be a multiple of .* = 3, got 4"),
+        ([], r"recipe\.prompts: must be a multiple of trainer\.ranks = 4, got 2"),
+        (["recipe.prompts=3", "trainer.pipeline_parallel=2"], r"recipe\.prompts: .* = 2, got 3"),
+        (["trainer=fsdp", "trainer.tensor_parallel=2"], r"trainer=fsdp has none; use trainer=megatron"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            compose([*words, *more])
 
 
 def test_further_arguments_reach_the_engine_and_the_runs_own_cannot_be_changed(tmp_path: Path) -> None:

@@ -9,14 +9,12 @@ import torch.distributed as dist
 
 from dcr.errors import IntegrityError
 from dcr.model import AuditTable, RunId
-from dcr_adapters.fsdp import gather_dense
 from dcr_recipes.grpo.checkpoint import CheckpointStore, Committed
+from dcr_recipes.grpo.learner import Learner
 from dcr_recipes.grpo.metrics import StepMetrics
-from dcr_recipes.grpo.policy import shard_policy
 from dcr_recipes.grpo.proof import require_served
 from dcr_recipes.grpo.rollout import Rollouts
 from dcr_recipes.grpo.settings import GrpoSettings
-from dcr_recipes.grpo.shard_state import capture
 from dcr_recipes.grpo.tasks import Task
 from dcr_recipes.grpo.trainer import GrpoTrainer
 
@@ -25,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class GrpoTraining:
-    """Policy, optimizer, history and checkpoints of one rank. Every rank calls every method, in order."""
+    """Learner, history and checkpoints of one rank. Every rank calls every method, in order."""
 
     def __init__(self, trainer: GrpoTrainer, checkpoints: CheckpointStore) -> None:
         self._trainer = trainer
         self._checkpoints = checkpoints
 
     @property
-    def model(self) -> "nn.Module":
-        """The sharded policy, for ``dcr_adapters.fsdp.FsdpShards``."""
-        return self._trainer.policy.model
+    def learner(self) -> Learner:
+        """The policy in training."""
+        return self._trainer.learner
 
     @property
     def history(self) -> list[StepMetrics]:
@@ -47,7 +45,7 @@ class GrpoTraining:
 
     def save(self, version: int) -> None:
         """Write this rank's checkpoint durably, as the weights that ``version`` is about to have."""
-        self._checkpoints.save(version, capture(self._trainer.policy), tuple(self.history))
+        self._checkpoints.save(version, self.learner.capture(), tuple(self.history))
 
     def restore(self, committed: Committed) -> bool:
         """Install the checkpoint of ``committed``, or else the newest older one; true if it is the former.
@@ -78,8 +76,8 @@ class GrpoTraining:
         require_served(self.gather(), table, audit_key)
 
     def gather(self) -> dict[str, torch.Tensor]:
-        """The whole policy as a dense refit would send it: BF16 by canonical name. A collective."""
-        return gather_dense(self.model)
+        """The whole policy as a dense refit would send it, by canonical name. A collective."""
+        return self.learner.gather()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +89,13 @@ class Start:
     settings: GrpoSettings
 
 
-def assemble(start: Start, *, checkpoints: Path, run: RunId, rollouts: Rollouts | None) -> GrpoTraining:
-    """Build this rank's training on the default process group, at step 0; the model is sharded in place.
+def assemble(
+    start: Start, learner: Learner, *, checkpoints: Path, run: RunId, rollouts: Rollouts | None
+) -> GrpoTraining:
+    """This rank's training on the default process group, at step 0; ``learner`` has the start's model.
 
     Only rank 0 has ``rollouts``.
-
-    Raises:
-        ConfigError: the batch cannot be shared evenly among the ranks.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    policy = shard_policy(start.model, mesh, start.settings)
-    trainer = GrpoTrainer(policy, start.settings, task=start.task, rollouts=rollouts)
-    store = CheckpointStore(checkpoints, run, rank=policy.rank, world_size=policy.world_size)
+    trainer = GrpoTrainer(learner, start.settings, task=start.task, rollouts=rollouts)
+    store = CheckpointStore(checkpoints, run, rank=dist.get_rank(), world_size=dist.get_world_size())
     return GrpoTraining(trainer, store)

@@ -19,11 +19,11 @@ from rich.console import Console
 from dcr.errors import ConfigError, MissingObject, StoreError
 from dcr.refit.control import ControlSpec
 from dcr_recipes import receiver_figures
-from dcr_recipes.config import RunConfig, RuntimeConfig
+from dcr_recipes.config import RunConfig
 from dcr_recipes.errors import EXIT_INTERRUPTED, RunFailed
 from dcr_recipes.launch.final import final_table, headline
 from dcr_recipes.launch.folder import choose, claim
-from dcr_recipes.launch.lanes import check_lane, interpreter, lane_environment
+from dcr_recipes.launch.lanes import check_lanes, interpreter, lane_environment
 from dcr_recipes.launch.live import ProcessState
 from dcr_recipes.launch.object_server import objects_served
 from dcr_recipes.launch.progress import Progress
@@ -49,7 +49,7 @@ def run(words: Sequence[str], console: Console) -> int:
     """
     folder, config = choose(words)
     check_ports(config)
-    check_lane(config.runtime)
+    check_lanes(config)
     check_control(config)
     check(config.model)
     with claim(folder, config) as lock:
@@ -171,7 +171,7 @@ def specs(folder: RunFolder, config: RunConfig) -> list[Spec]:
         ("trainer", trainer.ranks, trainer.threads),
     ]
     return [
-        _spec(folder, config.runtime, role=role, index=i, threads=threads)
+        _spec(folder, config, role=role, index=i, threads=threads)
         for role, num, threads in roles
         for i in range(num)
     ]
@@ -183,17 +183,22 @@ _NAMES = {"oracle": "oracle", "runtime": "runtime-{}", "trainer": "owner-{}"}
 """Role -> the name under which its processes find one another, log and are killed in tests."""
 
 
-def _spec(folder: RunFolder, runtime: RuntimeConfig, *, role: str, index: int, threads: int) -> Spec:
+def _python(config: RunConfig, role: str) -> str:
+    if role == "coordinator":
+        return sys.executable
+    return str(interpreter(config.runtime if role in _SERVING else config.trainer))
+
+
+def _spec(folder: RunFolder, config: RunConfig, *, role: str, index: int, threads: int) -> Spec:
     name = coordinator_name(index) if role == "coordinator" else _NAMES[role].format(index)
-    python = str(interpreter(runtime)) if role in _SERVING else sys.executable
-    argv = (python, "-m", f"dcr_recipes.processes.{role}", str(folder.root), str(index))
+    argv = (_python(config, role), "-m", f"dcr_recipes.processes.{role}", str(folder.root), str(index))
     # Set before any library loads: BLAS and OpenMP read it once, and it decides the order of sums.
     env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # models come from local folders only
     # glibc: give blocks of a MiB and more back when they are freed. It would keep them, and a restore's
     # or a step's temporaries, of many sizes and from many threads, are as large as the model.
     env |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
-    env |= lane_environment(runtime, role) if role in _SERVING else {}
+    env |= lane_environment(config.runtime, role) if role in _SERVING else {}
     group = "the trainer" if role == "trainer" else name
     return Spec(name, argv, group, finishes=role == "trainer", env=env)
 

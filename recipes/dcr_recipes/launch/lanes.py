@@ -1,39 +1,44 @@
-"""Which Python a process runs in: an inference engine's pins and the trainer's cannot meet in one."""
+"""Which Python a process runs in: frameworks' pins and the driver's cannot meet in one."""
 
 import os
 import sys
 from pathlib import Path
 
 from dcr.errors import ConfigError
-from dcr_recipes.config import RuntimeConfig
+from dcr_recipes.config import RunConfig, RuntimeConfig, TrainerConfig
 from dcr_recipes.runtime.arguments import environment
 
-_LANES = {"vllm": ".venv-vllm"}
-_SETUP = "make setup-vllm"
+_LANES = {"vllm": ".venv-vllm", "megatron": ".venv-megatron"}
+"""By the name of a runtime or trainer; ``make setup-NAME`` installs it."""
 
 
-def interpreter(runtime: RuntimeConfig) -> Path:
-    """Python of the serving processes: the one named, the lane's beside this environment, or this one."""
-    if runtime.interpreter:
-        return Path(runtime.interpreter).expanduser().absolute()
-    lane = _LANES.get(runtime.name)
+def interpreter(side: RuntimeConfig | TrainerConfig) -> Path:
+    """Python of one side's processes: the one named, the lane's beside this environment, or this one."""
+    if side.interpreter:
+        return Path(side.interpreter).expanduser().absolute()
+    lane = _LANES.get(side.name)
     return Path(sys.executable) if lane is None else Path(sys.prefix).parent / lane / "bin/python"
 
 
-def check_lane(runtime: RuntimeConfig) -> None:
+def check_lanes(config: RunConfig) -> None:
     """Notice a missing environment before anything is started.
 
     Raises:
         ConfigError: says how to install it.
     """
-    python = interpreter(runtime)
+    for group, side in (("trainer", config.trainer), ("runtime", config.runtime)):
+        _check_lane(group, side)
+
+
+def _check_lane(group: str, side: RuntimeConfig | TrainerConfig) -> None:
+    python = interpreter(side)
     if os.access(python, os.X_OK) and python.is_file():
         return
-    if runtime.interpreter:
-        raise ConfigError(f"runtime.interpreter: {python} is no program; give the path of a Python")
+    if side.interpreter:
+        raise ConfigError(f"{group}.interpreter: {python} is no program; give the path of a Python")
     raise ConfigError(
-        f"runtime={runtime.name}: there is no {python}; install it with: {_SETUP} "
-        "(or name a Python that has it: runtime.interpreter=PATH)"
+        f"{group}={side.name}: there is no {python}; install it with: make setup-{side.name} "
+        f"(or name a Python that has it: {group}.interpreter=PATH)"
     )
 
 

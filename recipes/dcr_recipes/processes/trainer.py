@@ -13,7 +13,6 @@ from dcr import observe
 from dcr.model import ReceiverReport
 from dcr.refit import Refit
 from dcr.transport.peers import Peers
-from dcr_adapters.fsdp import FsdpShards
 from dcr_recipes.delta import DeltaRefitter
 from dcr_recipes.dense import DenseRefitter
 from dcr_recipes.details import StepDetails
@@ -25,6 +24,7 @@ from dcr_recipes.members import Members, ReadMembers
 from dcr_recipes.models.build import start_of
 from dcr_recipes.probe import LONG_PROMPT, PROMPT, Prober
 from dcr_recipes.processes.border import PARENT, Context, enter
+from dcr_recipes.processes.learners import framework, learner_of
 from dcr_recipes.processes.serving import control_of, runtime_names, site
 from dcr_recipes.runtime.answers import RuntimeStatus
 from dcr_recipes.runtime.remote import RemoteRuntime
@@ -44,6 +44,11 @@ _GROUP_TIMEOUT = timedelta(hours=24)
 def main(context: Context) -> None:
     """Train until the run's steps are done."""
     torch.set_num_threads(context.config.trainer.threads)
+    with framework(context.config.trainer):
+        _train(context)
+
+
+def _train(context: Context) -> None:
     with observe.stage("process.join"):
         join_group(context)
     try:
@@ -90,8 +95,10 @@ def _training(context: Context) -> GrpoTraining:
         request_s=config.runtime.request_deadline_s,
         members=_members(context),
     )
+    start = start_of(config)
     return assemble(
-        start_of(context.config),
+        start,
+        learner_of(context, start),
         checkpoints=context.folder.checkpoints,
         run=context.run,
         rollouts=rollouts if context.index == 0 else None,
@@ -105,7 +112,7 @@ def _refitter(context: Context, training: GrpoTraining, runtimes: "Mapping[str, 
     refit = Refit.compose(
         context.config.refit_config(),
         site(context),
-        source=FsdpShards(training.model),
+        source=training.learner.shards(),
         rank=context.index,
         trackers=context.folder.trackers / f"rank-{context.index}",
     )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tests.contract.fsdp_worlds import Recorded
-from tests.lanes.megatron import cpu, training
+from tests.lanes.megatron import training
 from tests.lanes.megatron.training import LAYOUTS, VOCAB, Layout
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
@@ -28,6 +28,7 @@ from dcr.model import Bits, stored_bits, to_json
 from dcr.source.change import find_change
 from dcr.source.detect import host_bits
 from dcr.source.ownership import owned
+from dcr_adapters.megatron.cpu import on_cpu
 
 
 class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -45,11 +46,7 @@ def main(folder: Path, names: list[str]) -> None:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    with cpu.before_import():
-        from dcr_adapters.megatron.imports import import_bridge
-
-        import_bridge()
-        cpu.after_import()
+    with on_cpu():
         for name in names:
             _run(folder / name, LAYOUTS[name])
 

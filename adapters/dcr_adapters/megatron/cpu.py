@@ -1,7 +1,4 @@
-"""megatron-core trains on the CPU and gloo: what it takes from CUDA is replaced. Patches name who needs them.
-
-Call ``before_import`` first, import megatron, then call ``after_import``.
-"""
+"""megatron-core trains on the CPU and gloo: what it takes from CUDA is replaced."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,6 +7,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
+
+from dcr_adapters.megatron.imports import import_bridge
 
 
 class _CudaIsCpu(TorchFunctionMode):
@@ -48,8 +47,28 @@ class _Stream:
 
 
 @contextlib.contextmanager
-def before_import() -> Iterator[None]:
-    """Patch torch for as long as megatron is used."""
+def on_cpu() -> Iterator[None]:
+    """Import Megatron and let this process train with it inside, on the CPU where there is no CUDA.
+
+    Patches torch and megatron-core for the life of the process. ``device="cuda"`` means the CPU in this
+    thread only, so everything of Megatron's belongs into it.
+
+    Raises:
+        ConfigError: megatron-core or Megatron-Bridge are not installed.
+    """
+    if torch.cuda.is_available():
+        import_bridge()
+        yield
+        return
+    _replace_cuda()
+    with _CudaIsCpu():
+        import_bridge()
+        _patch_megatron()
+        yield
+
+
+def _replace_cuda() -> None:
+    """Before Megatron is imported."""
     cuda: Any = torch.cuda
     cuda.current_device = lambda: "cpu"  # pipeline, dispatcher, embeddings
     cuda.synchronize = lambda *_, **__: None
@@ -62,12 +81,9 @@ def before_import() -> Iterator[None]:
     cuda.initial_seed = torch.initial_seed
     cuda._lazy_init = lambda: None
     cuda._lazy_call = lambda call, **_: call()
-    with _CudaIsCpu():
-        yield
 
 
-def after_import() -> None:
-    """Patch megatron-core."""
+def _patch_megatron() -> None:
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer import torch_norm
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
