@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 CHECKS = ("written", "full", "off")
 """What ``RefitConfig.check`` may be."""
+MODES = ("sync", "async")
+"""What ``CommitConfig.mode`` may be."""
 CONTROL_PLANES = ("sqlite", "etcd", "s3")
 """Where a run's commit record may live; see ``dcr.refit.control``."""
 
@@ -38,9 +40,11 @@ class CommitConfig:
     A receiver serves while it holds a lease of ``lease_s`` (0: it needs none, and nobody is evicted).
     Two clocks that both measure one lease differ by ``lease_skew_s`` at most. A receiver that leaves
     calls unanswered for ``evict_after_s`` is evicted (0: never), unless fewer than ``min_receivers``
-    would remain.
+    would remain. ``mode``: gates shut at the first attempt and payloads are applied as they arrive
+    (``sync``), or they shut once every receiver holds all of them (``async``, R19).
     """
 
+    mode: str = "sync"
     collect_deadline_s: float = 300.0
     fence_deadline_s: float = 60.0
     restore_deadline_s: float = 300.0
@@ -77,6 +81,20 @@ class AuditConfig:
 
 
 @dataclass(slots=True)
+class StagingConfig:
+    """Where receivers hold a delta until its gate shuts (``CommitConfig.mode`` async, R19).
+
+    Up to ``memory_mib`` MiB of compressed payloads stay in host memory, up to ``disk_mib`` more go to files
+    in a folder of this receiver's own below ``path``, by default the system's for temporary files. What
+    fits in neither fails the attempt.
+    """
+
+    memory_mib: float = 1024.0
+    disk_mib: float = 16384.0
+    path: str = ""
+
+
+@dataclass(slots=True)
 class RefitConfig:
     """What one side of a refit needs to know.
 
@@ -91,3 +109,4 @@ class RefitConfig:
     check: str = "written"
     ownership: str = "balanced"
     audit: AuditConfig = field(default_factory=AuditConfig)
+    staging: StagingConfig = field(default_factory=StagingConfig)

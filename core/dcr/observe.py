@@ -64,6 +64,12 @@ def span(name: str, **fields: object) -> Iterator[None]:
         _emit(Event(name, start, end, fields, time.thread_time_ns() - cpu if cpu else 0))
 
 
+def interval(name: str, start_ns: int, **fields: object) -> None:
+    """A span that began at ``start_ns`` of ``perf_counter_ns``, perhaps in another thread, and ends now."""
+    if _listeners:
+        _emit(Event(name, start_ns, time.perf_counter_ns(), fields))
+
+
 @contextmanager
 def stage(name: str, **fields: object) -> Iterator[None]:
     """Mark ``name.before`` and, when the block ends without error, ``name.after``.

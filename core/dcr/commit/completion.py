@@ -15,10 +15,18 @@ SETTLE_TRIES = 3
 """A receiver that misses its settling is settled by its next fence, so it is not waited for."""
 
 
-def complete(context: Context, record: CommitRecord, members: Sequence[str]) -> Script[None]:
-    """Bring every tracker to ``record``, then let every member serve it. Idempotent."""
+def complete(context: Context, record: CommitRecord, members: Sequence[str]) -> Script[dict[str, float]]:
+    """Bring every tracker to ``record``, and let every member serve it. Idempotent.
+
+    In asynchronous mode members serve first: the record decides, and rollouts need not wait for the trainer's
+    trackers. Returns how many seconds each gate was shut, by name, as far as members told.
+    """
+    if context.config.mode == "async":
+        pauses = yield from settle(context, record, members)
+        yield from fold_in(context, context.owners, record)
+        return pauses
     yield from fold_in(context, context.owners, record)
-    yield from settle(context, record, members)
+    return (yield from settle(context, record, members))
 
 
 def fold_in(context: Context, owners: Sequence[str], record: CommitRecord) -> Script[None]:
@@ -59,21 +67,31 @@ def _check_folded(reports: dict[str, Any], record: CommitRecord) -> None:
             )
 
 
-def settle(context: Context, record: CommitRecord, members: Sequence[str]) -> Script[None]:
-    """Tell every member that ``record`` is committed: complete(tau) becomes clean, its gate opens."""
-    yield from marked(["settle"], record.attempt, _settle(context, record, members))
+def settle(context: Context, record: CommitRecord, members: Sequence[str]) -> Script[dict[str, float]]:
+    """Tell every member that ``record`` is committed: complete(tau) becomes clean, its gate opens.
+
+    Returns the seconds of its pause for each that told them.
+    """
+    return (yield from marked(["settle"], record.attempt, _settle(context, record, members)))
 
 
-def _settle(context: Context, record: CommitRecord, members: Sequence[str]) -> Script[None]:
+def _settle(context: Context, record: CommitRecord, members: Sequence[str]) -> Script[dict[str, float]]:
     pending, config = tuple(members), context.config
+    pauses: dict[str, float] = {}
     for _ in range(SETTLE_TRIES):
         answers = yield from try_all(to_all(pending, "settle", record=record), config.fence_deadline_s)
         raise_fatal(failures(answers))
         pending = tuple(target for target, answer in answers.items() if not _serves(answer, record))
+        pauses |= {
+            answer.receiver: answer.pause_s
+            for answer in answers.values()
+            if isinstance(answer, ReceiverReport) and answer.pause_s is not None
+        }
         if not pending:
-            return
+            return pauses
         yield Pause(config.retry_pause_s)
     logger.warning("version %d: %s not settled; next fence does it", record.version, ", ".join(pending))
+    return pauses
 
 
 def _serves(answer: object, record: CommitRecord) -> bool:

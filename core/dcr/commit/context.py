@@ -52,11 +52,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a transition ended. ``acks`` is empty if an earlier coordinator or request committed it."""
+    """How a transition ended. ``acks`` is empty if an earlier coordinator or request committed it.
+
+    ``pauses``: seconds that each receiver's gate was shut, by name, as far as they told.
+    """
 
     record: CommitRecord
     acks: tuple[ApplyAck, ...]
     num_attempts: int
+    pauses: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +80,4 @@ class TransitionReport:
     manifest: Manifest
     acks: tuple[ApplyAck, ...]
     num_attempts: int
+    pauses: dict[str, float] = field(default_factory=dict)

@@ -40,6 +40,7 @@ from dcr.commit.rules import (
     overwrites_only,
     warn_if_unchanged,
 )
+from dcr.commit.staged import Manner, await_staged, manner, open_staged, stage
 from dcr.commit.transitions import commit
 from dcr.errors import AttemptFailed, RefitError, StoreError, Unreachable, UnsupportedPath
 from dcr.model import (
@@ -70,6 +71,15 @@ class Committed:
     acks: tuple[ApplyAck, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """The closed manifest of an attempt, and the digests of it and of the audit table, both stored."""
+
+    manifest: Manifest
+    digest: str
+    audit: str
+
+
 def transition(context: Context, request: Request) -> Script[Outcome]:
     """Commit the candidate of ``request.step`` and bring every party to it.
 
@@ -87,7 +97,7 @@ def transition(context: Context, request: Request) -> Script[Outcome]:
     while num_failed <= most:
         num_attempts += 1
         try:
-            committed = yield from attempt_once(context, request, dense=num_failed == most)
+            committed = yield from attempt_once(context, request, manner(context.config, num_failed))
         except (AttemptFailed, StoreError, Unreachable) as err:
             logger.warning("step %d, try %d failed: %s", request.step, num_attempts, err)
             last = err
@@ -95,16 +105,13 @@ def transition(context: Context, request: Request) -> Script[Outcome]:
             yield Pause(context.config.retry_pause_s)
             continue
         context.book.note(committed.members, {})
-        yield from complete(context, committed.record, committed.members)
-        return Outcome(committed.record, committed.acks, num_attempts)
+        pauses = yield from complete(context, committed.record, committed.members)
+        return Outcome(committed.record, committed.acks, num_attempts, pauses)
     raise (yield from give_up(context, request, last))
 
 
-def attempt_once(context: Context, request: Request, *, dense: bool = False) -> Script[Committed]:
-    """Collect, read, prepare, and carry one attempt to its commit; on failure stop it everywhere.
-
-    ``dense``: every receiver starts from a restored v and every shard is sent whole.
-    """
+def attempt_once(context: Context, request: Request, how: Manner) -> Script[Committed]:
+    """Collect, read, prepare, and carry one attempt to its commit; on failure stop it everywhere."""
     reports = yield from collect(context, request)
     state = yield from read_state(context)
     if committed_already(request, state.record, reports):
@@ -119,7 +126,7 @@ def attempt_once(context: Context, request: Request, *, dense: bool = False) -> 
     inner = prepare_attempt(context, candidate, request.parent_version)
     prepared, active = yield from marked(["prepare"], f"step {request.step}", inner)
     try:
-        return (yield from carry_out(context, prepared, active, dense=dense))
+        return (yield from carry_out(context, prepared, active, how))
     except UnsupportedPath:
         yield from stop_everywhere(context, prepared)
         yield from abandon_attempt(context, active.attempt)
@@ -150,28 +157,61 @@ def collect(context: Context, request: Request) -> Script[list[OwnerReport]]:
 
 
 def carry_out(
-    context: Context, prepared: ControlState, active: ActiveAttempt, *, dense: bool = False
+    context: Context, prepared: ControlState, active: ActiveAttempt, how: Manner
 ) -> Script[Committed]:
     """Everything between prepare and the known outcome of the commit."""
     record, attempt, members = prepared.record, active.attempt, prepared.members
     check_quorum(members, context.config)
     owners, receivers = yield from fence(context, prepared, attempt)
     check_owners(active, record, owners)
-    receivers = yield from restore(context, active, record, receivers, dense=dense)
+    receivers = yield from restore(context, active, record, receivers, dense=how.dense)
     classes = combine_classes(context.catalogue, receivers)
-    inner = open_transition(context, attempt, members)
-    state = yield from marked(["mark_opened"], attempt, inner)
-    closes = yield from stream(context, prepared, active, classes, dense=dense)
-    manifest, digest, audit = yield from publish_lists(context, prepared, active, closes, dense=dense)
-    acks = yield from finish(context, manifest, digest)
+    if how.staged and not active.opened:  # once gates are shut there is nobody left to serve meanwhile
+        state, lists = yield from staged(context, prepared, active, classes)
+    else:
+        state, lists = yield from streamed(context, prepared, active, classes, dense=how.dense)
+    acks = yield from finish(context, lists.manifest, lists.digest)
     new = CommitRecord(
         context.run, record.version + 1, attempt, context.epoch, context.nonce(), record.attempt,
-        active.candidate.step, context.catalogue.digest(), digest, audit,
+        active.candidate.step, context.catalogue.digest(), lists.digest, lists.audit,
     )  # fmt: skip
     inner_commit = commit_record(context, state, commit(state, new))
     if not (yield from marked(["commit"], attempt, inner_commit)):
         raise AttemptFailed(f"attempt {attempt} was replaced before its commit")
     return Committed(new, members, acks)
+
+
+def streamed(
+    context: Context,
+    prepared: ControlState,
+    active: ActiveAttempt,
+    classes: Classification,
+    *,
+    dense: bool,
+) -> Script[tuple[ControlState, Lists]]:
+    """Synchronous mode: gates shut first, then payloads are applied as they arrive."""
+    state = yield from open_marked(context, prepared, active)
+    closes = yield from stream(context, prepared, active, classes, dense=dense)
+    overwrite_only = dense or overwrites_only(active)
+    return state, (yield from publish_lists(context, prepared, active, closes, overwrite_only=overwrite_only))
+
+
+def staged(
+    context: Context, prepared: ControlState, active: ActiveAttempt, classes: Classification
+) -> Script[tuple[ControlState, Lists]]:
+    """Asynchronous mode: gates shut when every receiver holds everything; the mark comes before that (P6)."""
+    closes = yield from stage(context, prepared, active, classes)
+    lists = yield from publish_lists(context, prepared, active, closes, overwrite_only=False)
+    yield from await_staged(context, lists.manifest, lists.digest)
+    state = yield from open_marked(context, prepared, active)
+    yield from open_staged(context, prepared, lists.manifest, lists.digest)
+    return state, lists
+
+
+def open_marked(context: Context, prepared: ControlState, active: ActiveAttempt) -> Script[ControlState]:
+    """Set the opened mark durably: the value that the commit will expect."""
+    inner = open_transition(context, active.attempt, prepared.members)
+    return (yield from marked(["mark_opened"], active.attempt, inner))
 
 
 def fence(
@@ -231,17 +271,22 @@ def stream(
 
 
 def publish_lists(
-    context: Context, prepared: ControlState, active: ActiveAttempt, closes: list[OwnerClose], *, dense: bool
-) -> Script[tuple[Manifest, str, str]]:
-    """Store manifest and audit table as immutable objects; return the manifest and both digests (P7)."""
+    context: Context,
+    prepared: ControlState,
+    active: ActiveAttempt,
+    closes: list[OwnerClose],
+    *,
+    overwrite_only: bool,
+) -> Script[Lists]:
+    """Store manifest and audit table as immutable objects (P7)."""
     manifest = join_manifest(
         context, active.attempt, prepared.record, closes,
-        overwrite_only=dense or overwrites_only(active), required=prepared.members,
+        overwrite_only=overwrite_only, required=prepared.members,
     )  # fmt: skip
     warn_if_unchanged(manifest)
     digest = yield from store_object("manifest", to_json(manifest))
     audit = yield from store_object("audit", to_json(join_audit(context.catalogue, closes)))
-    return manifest, digest, audit
+    return Lists(manifest, digest, audit)
 
 
 def store_object(kind: str, data: bytes) -> Script[str]:

@@ -14,6 +14,7 @@ from dcr.model import (
     OwnerClose,
     OwnerReport,
     ReceiverReport,
+    StagedAck,
 )
 
 
@@ -39,10 +40,12 @@ class OwnerEndpoint(Protocol):
         overwrite_only: bool,
         classification: Classification,
         dense: bool = False,
+        since: int | None = None,
     ) -> OwnerClose:
         """Find the changes against baseline v = record.version, publish them, close the list.
 
-        ``dense``: publish every owned shard whole, as absolute values, changed or not (P12).
+        ``dense``: publish every owned shard whole, as absolute values, changed or not (P12). ``since``: what
+        attempts from that number on have published need not be sent again, but may be named (P6).
 
         Raises:
             AttemptFailed: no candidate, or a stopped attempt.
@@ -71,11 +74,33 @@ class ReceiverEndpoint(Protocol):
         """Load the committed version from the archive through the native loader and prove it by audit."""
         ...
 
-    def open_apply(self, attempt: AttemptId, record: CommitRecord) -> None:
-        """Close the gate and start to apply ``attempt``'s payloads onto v = record.version.
+    def stage(self, attempt: AttemptId, record: CommitRecord, since: int) -> None:
+        """Hold ``attempt``'s payloads as they arrive, while v = record.version is served (R19).
+
+        Payloads of attempts before number ``since`` are of other candidates: they are dropped.
 
         Raises:
-            AttemptFailed: the instance is neither clean(v) nor mixed(v), or the attempt was stopped.
+            AttemptFailed: the instance is not clean(v), or the attempt was stopped.
+        """
+        ...
+
+    def staged(self, attempt: AttemptId, manifest: str) -> StagedAck:
+        """Return when exactly the payloads of the manifest with that digest are held. Touches no storage.
+
+        Raises:
+            AttemptFailed: a payload is missing, damaged or other, or there is no room for it.
+        """
+        ...
+
+    def open_apply(self, attempt: AttemptId, record: CommitRecord, manifest: str | None = None) -> None:
+        """Close the gate and start to apply ``attempt``'s payloads onto v = record.version.
+
+        With ``manifest``, the digest of a closed one, these are exactly the staged payloads that it names;
+        all others are discarded (P6). Else they are applied as they arrive.
+
+        Raises:
+            AttemptFailed: the instance is neither clean(v) nor mixed(v), the attempt was stopped, or not
+                everything that ``manifest`` names is held.
         """
         ...
 

@@ -23,6 +23,7 @@ from dcr.model import (
     OwnerClose,
     OwnerReport,
     ReceiverReport,
+    StagedAck,
 )
 from dcr.transport.peers import Peers
 from dcr.transport.rpc import Client
@@ -159,12 +160,13 @@ class RemoteOwner:
         overwrite_only: bool,
         classification: Classification,
         dense: bool = False,
+        since: int | None = None,
     ) -> OwnerClose:
         """See ``OwnerEndpoint.construct``."""
         return self.party.now(
             "construct", OwnerClose, self.party.config.construct_deadline_s,
             attempt=attempt, record=record, overwrite_only=overwrite_only, classification=classification,
-            dense=dense,
+            dense=dense, since=since,
         )  # fmt: skip
 
     def stop_and_wait(self, attempt: AttemptId) -> None:
@@ -197,10 +199,20 @@ class RemoteReceiver:
         deadline = self._patience_s(self.party.config.restore_deadline_s)
         return self.party.now("restore", ReceiverReport, deadline, attempt=attempt, record=record)
 
-    def open_apply(self, attempt: AttemptId, record: CommitRecord) -> None:
+    def stage(self, attempt: AttemptId, record: CommitRecord, since: int) -> None:
+        """See ``ReceiverEndpoint.stage``."""
+        deadline = self._patience_s(self.party.config.fence_deadline_s)
+        self.party.now("stage", type(None), deadline, attempt=attempt, record=record, since=since)
+
+    def staged(self, attempt: AttemptId, manifest: str) -> StagedAck:
+        """See ``ReceiverEndpoint.staged``."""
+        deadline = self._patience_s(self.party.config.finish_deadline_s)
+        return self.party.now("staged", StagedAck, deadline, attempt=attempt, manifest=manifest)
+
+    def open_apply(self, attempt: AttemptId, record: CommitRecord, manifest: str | None = None) -> None:
         """See ``ReceiverEndpoint.open_apply``."""
         deadline = self._patience_s(self.party.config.fence_deadline_s)
-        self.party.now("open_apply", type(None), deadline, attempt=attempt, record=record)
+        self.party.now("open_apply", type(None), deadline, attempt=attempt, record=record, manifest=manifest)
 
     def finish(self, attempt: AttemptId, manifest: str) -> ApplyAck:
         """See ``ReceiverEndpoint.finish``."""

@@ -22,6 +22,7 @@ from dcr.model import (
     PathClass,
     ReceiverReport,
     ReceiverState,
+    StagedAck,
     digest_hex,
 )
 
@@ -124,6 +125,11 @@ def overwrites_only(active: ActiveAttempt) -> bool:
     return active.opened
 
 
+def may_name_earlier(active: ActiveAttempt) -> bool:
+    """Whether payloads of earlier attempts of the chain may be named: nobody's storage was touched (P6)."""
+    return not active.opened
+
+
 def combine_classes(catalogue: Catalogue, reports: Mapping[str, ReceiverReport]) -> Classification:
     """Most restrictive class over all receivers, for every name and alias (R6).
 
@@ -189,6 +195,17 @@ def check_acks(acks: Mapping[str, ApplyAck], manifest: Manifest, digest: str) ->
         if not mine or ack.num_payloads != len(manifest.payloads):
             raise AttemptFailed(
                 f"{target} finished {ack.num_payloads} payloads of {ack.attempt}, "
+                f"not {len(manifest.payloads)} of {manifest.attempt}"
+            )
+
+
+def check_staged(acks: Mapping[str, StagedAck], manifest: Manifest, digest: str) -> None:
+    """Every receiver holds exactly this manifest under this attempt (P6); raises AttemptFailed."""
+    for target, ack in acks.items():
+        mine = ack.attempt == manifest.attempt and ack.manifest == digest
+        if not mine or ack.num_payloads != len(manifest.payloads):
+            raise AttemptFailed(
+                f"{target} holds {ack.num_payloads} payloads of {ack.attempt}, "
                 f"not {len(manifest.payloads)} of {manifest.attempt}"
             )
 

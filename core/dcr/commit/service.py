@@ -76,7 +76,7 @@ class CoordinatorService:
             manifest = from_json(
                 Manifest, self._driver.archive.get_object("manifest", outcome.record.manifest)
             )
-        return TransitionReport(outcome.record, manifest, outcome.acks, outcome.num_attempts)
+        return TransitionReport(outcome.record, manifest, outcome.acks, outcome.num_attempts, outcome.pauses)
 
     def _await_members(self) -> None:
         """Let receivers join that are just being started: once a transition has begun they have to wait."""

@@ -24,6 +24,7 @@ from dcr.model.messages import (
     ReceiverAudit,
     ReceiverReport,
     ReceiverState,
+    StagedAck,
 )
 from dcr.model.record import ActiveAttempt, CommitRecord, ControlState
 from dcr.model.wire import digest_hex, from_json, to_json
@@ -56,6 +57,7 @@ __all__ = [
     "ReceiverReport",
     "ReceiverState",
     "RunId",
+    "StagedAck",
     "TensorChoice",
     "TensorSpec",
     "bits_dtype",

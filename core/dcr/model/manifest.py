@@ -19,12 +19,17 @@ AuditTable: TypeAlias = dict[str, AuditDigest]
 
 @dataclass(frozen=True, slots=True)
 class PayloadRef:
-    """Names one payload by content. ``digest`` is the BLAKE2b-128 in its head, hexadecimal."""
+    """Names one payload by content. ``digest`` is the BLAKE2b-128 in its head, hexadecimal.
+
+    ``attempt`` is the earlier attempt of the same candidate that it was sent under and is stored at (P6);
+    None: the one of the list that names it.
+    """
 
     owner: int
     sequence: int
     digest: str
     num_bytes: int
+    attempt: AttemptId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class Manifest:
 
     ``parent`` names the previous committed manifest by attempt and digest (None for the anchor),
     which makes the committed payloads a chain. ``overwrite_only``: every item is an absolute value.
-    ``required`` names the receivers without whose acknowledgment it is not committed (P11).
+    ``required`` names the receivers without whose acknowledgment it is not committed (P11). A later
+    anchor is a manifest beside its version's own: the same attempt, parent version -1, all planes.
     """
 
     run: RunId
@@ -64,6 +70,20 @@ class Manifest:
     required: tuple[str, ...] = ()
 
     @property
+    def is_later_anchor(self) -> bool:
+        """Whether it lists all planes of a version that has a delta of its own, too."""
+        return self.parent_version < 0 < self.attempt.version
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return sum(ref.num_bytes for ref in self.payloads)
+
+    @property
     def payloads(self) -> tuple[PayloadRef, ...]:
         """All payloads in declared order: by owner, then sequence."""
         return tuple(ref for close in self.owners for ref in close.payloads)
+
+    def attempt_of(self, ref: PayloadRef) -> AttemptId:
+        """The attempt that the payload's head names and that it is stored at: this one, or an earlier one."""
+        return ref.attempt or self.attempt

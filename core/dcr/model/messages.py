@@ -51,7 +51,8 @@ class ReceiverState(StrEnum):
 class ReceiverReport:
     """State of one receiver instance. ``version`` is v of clean(v) and mixed(v), else -1.
 
-    ``opened`` is the last attempt it opened since it was last clean.
+    ``opened`` is the last attempt it opened since it was last clean. ``pause_s``: for how many seconds its
+    gate was shut the last time, None while it is shut or if it has not been.
     """
 
     receiver: str
@@ -61,6 +62,24 @@ class ReceiverReport:
     fenced: AttemptId | None
     opened: AttemptId | None
     classification: Classification
+    pause_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedAck:
+    """Every payload of the manifest is held in host memory or on disk; no storage was touched (R19).
+
+    ``num_reused`` of ``num_payloads`` came with earlier attempts (P6); ``spilled_bytes`` of ``num_bytes``
+    lie on disk.
+    """
+
+    receiver: str
+    attempt: AttemptId
+    manifest: str
+    num_payloads: int
+    num_reused: int
+    num_bytes: int
+    spilled_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

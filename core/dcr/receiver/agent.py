@@ -21,15 +21,18 @@ from dcr.model import (
     ReceiverDiagnosis,
     ReceiverReport,
     ReceiverState,
+    StagedAck,
     from_json,
 )
 from dcr.receiver import rules
+from dcr.receiver.area import Room, StagingArea
 from dcr.receiver.examine import Examiner
 from dcr.receiver.fences import Fences
 from dcr.receiver.holding import Holding
 from dcr.receiver.ports import RequestGate
 from dcr.receiver.proof import DecayedBase, Prover
 from dcr.receiver.session import Session
+from dcr.receiver.stager import StagedSource, Stager
 from dcr.receiver.writer import Writer
 from dcr.transport.base import Archive, Transport
 
@@ -49,10 +52,12 @@ class ReceiverAgent:
         incarnation: str,
         check: str = "written",
         slice_bytes: int = 16 << 20,
+        room: Room | None = None,
     ) -> None:
         """Prewarm, unless ``applier`` has been. ``check`` is that of ``dcr.config.RefitConfig``.
 
-        ``slice_bytes``: how much a step of the background audit reads at once.
+        ``slice_bytes``: how much a step of the background audit reads at once. ``room`` is for payloads that
+        wait for the gate to shut; by default that of ``Room``, none of it on disk.
 
         Raises:
             UnsupportedPath: the loader cannot take deltas.
@@ -70,6 +75,7 @@ class ReceiverAgent:
         self._prover = Prover(applier, archive, catalogue, check)
         self._fences = Fences()
         self._held = Holding(name, applier, self._prover, gate)
+        self._stager = Stager(name, StagingArea(room or Room()), transport, archive)
         self._ack: ApplyAck | None = None
         self._examiner = Examiner(
             name, self._held, self._report, applier, self._prover, slice_bytes=slice_bytes
@@ -137,12 +143,41 @@ class ReceiverAgent:
             observe.point("receiver.restore.after", version=record.version)
             return self._report()
 
-    def open_apply(self, attempt: AttemptId, record: CommitRecord) -> None:
-        """Close the gate, then count storage as torn and begin to take ``attempt``'s payloads; idempotent.
+    def stage(self, attempt: AttemptId, record: CommitRecord, since: int) -> None:
+        """Begin to hold ``attempt``'s payloads while this version is served; idempotent.
 
         Raises:
             Conflict: ``attempt`` is not the fenced one.
-            AttemptFailed: storage does not stand on ``record``, or the attempt was stopped.
+            AttemptFailed: storage is not clean at ``record``, or the attempt was stopped.
+        """
+        self._check_record(record)
+        with self._held.lock:
+            self._fences.check_current(attempt)
+            self._fences.check_not_stopped(attempt)
+            rules.check_may_stage(self._held.standing, record)
+            self._stager.begin(attempt, record, since)
+
+    def staged(self, attempt: AttemptId, manifest: str) -> StagedAck:
+        """Return when exactly the payloads of the manifest with that digest are held; idempotent.
+
+        Raises:
+            Conflict: ``attempt`` is not the fenced one.
+            AttemptFailed: it was stopped, or a payload is missing, damaged or has no room.
+            StoreError: the store failed for now.
+        """
+        self._fences.check_current(attempt)
+        self._fences.check_not_stopped(attempt)
+        return self._stager.complete(attempt, manifest, lambda: self._fences.is_cancelled(attempt))
+
+    def open_apply(self, attempt: AttemptId, record: CommitRecord, manifest: str | None = None) -> None:
+        """Close the gate, then count storage as torn and begin to take ``attempt``'s payloads; idempotent.
+
+        With ``manifest`` they are those of the closed manifest with that digest, which are held already.
+
+        Raises:
+            Conflict: ``attempt`` is not the fenced one.
+            AttemptFailed: storage does not stand on ``record``, the attempt was stopped, or something that
+                ``manifest`` names is not held.
         """
         self._check_record(record)
         with self._held.lock:
@@ -154,7 +189,9 @@ class ReceiverAgent:
             before = self._held.standing
             torn = rules.after_open(before, attempt, record)
             observe.point("receiver.open_apply.before", attempt=str(attempt))
-            self._gate.close()
+            listed = None if manifest is None else self._stager.manifest(record, attempt, manifest)
+            source = self._open_staged(listed)
+            self._held.shut_gate()
             self._held.standing, self._ack = torn, None
             self._held.session = Session(
                 self._applier,
@@ -163,17 +200,21 @@ class ReceiverAgent:
                 xor_allowed=rules.may_xor(before),
                 limits=self._limits,
                 cancelled=lambda: self._fences.is_cancelled(attempt),
+                source=source,
             )
             observe.point("receiver.open_apply.after", attempt=str(attempt))
 
     def pump(self) -> int:
-        """Apply what is visible of the open attempt; returns how many payloads. For a background thread.
+        """Hold or apply what is visible of the attempt; returns how many payloads. For a background thread.
 
-        Failures to apply are kept for ``finish``.
+        Failures to apply are kept for ``finish``, those to hold for ``staged``.
 
         Raises:
             RefitError: fetching failed; nothing is lost, call again.
         """
+        staging = self._stager.attempt
+        if staging is not None and not self._fences.is_cancelled(staging):
+            return self._stager.pull()
         with self._held.lock:
             session = self._held.session
             if session is None or self._held.standing.state is not ReceiverState.MIXED:
@@ -218,6 +259,7 @@ class ReceiverAgent:
             settled = rules.after_settle(self._held.standing, record)
             observe.point("receiver.settle.before", version=record.version)
             self._held.stand(settled, record)
+            self._stager.end()
             self._held.open_gate()
             observe.point("receiver.settle.after", version=record.version)
             return self._report()
@@ -275,7 +317,15 @@ class ReceiverAgent:
             fenced=self._fences.fenced,
             opened=standing.opened,
             classification=self._held.classification,
+            pause_s=self._held.pause_s,
         )
+
+    def _open_staged(self, manifest: Manifest | None) -> StagedSource | None:
+        """What ``manifest`` names of the staged payloads; everything else is discarded (P6)."""
+        if manifest is None:
+            self._stager.end()
+            return None
+        return self._stager.open(manifest)
 
     def _check_record(self, record: CommitRecord) -> None:
         if (record.run, record.catalogue) != (self._run, self._catalogue_digest):
@@ -286,8 +336,9 @@ class ReceiverAgent:
 
     def _stop_session_before(self, attempt: AttemptId) -> None:
         session = self._held.session
-        if session is not None and session.attempt < attempt:
-            self._transport.stop_and_wait(session.attempt)
+        for earlier in (self._stager.attempt, None if session is None else session.attempt):
+            if earlier is not None and earlier < attempt:
+                self._transport.stop_and_wait(earlier)
 
     def _pump(self, session: Session) -> int:
         try:

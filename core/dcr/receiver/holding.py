@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ class Holding:
 
     ``record`` is that of the clean version, else None. ``classification`` is what prewarm said last.
     ``changed``: something was written since the gate last served. ``num_standings`` counts changes.
-    ``lost`` is set while the instance has taken itself out and nobody has repaired it.
+    ``lost`` is set while the instance has taken itself out and nobody has repaired it. ``pause_s``: how long
+    the gate was shut by the last transition, None while it is.
     """
 
     def __init__(self, name: str, writer: Writer, prover: Prover, gate: RequestGate) -> None:
@@ -41,6 +43,8 @@ class Holding:
         self._name = name
         self._writer = writer
         self._prover = prover
+        self.pause_s: float | None = None
+        self._shut_ns: int | None = None
         self._gate = gate
         gate.close()
 
@@ -67,11 +71,23 @@ class Holding:
         if standing.state is ReceiverState.EMPTY:
             self._gate.close()
 
+    def shut_gate(self) -> None:
+        """Serve no more, and return when nothing is in flight; the pause begins. Raises AttemptFailed."""
+        if self._shut_ns is None:
+            self._shut_ns = time.perf_counter_ns()
+            self.pause_s = None
+        self._gate.close()
+
     def open_gate(self) -> None:
-        """Serve, if what is held may be served."""
-        if rules.may_open_gate(self.standing):
-            self._gate.open(self.standing.version, changed=self.changed)
-            self.changed = False
+        """Serve, if what is held may be served; the pause, if there was one, ends."""
+        if not rules.may_open_gate(self.standing):
+            return
+        self._gate.open(self.standing.version, changed=self.changed)
+        self.changed = False
+        if self._shut_ns is not None:
+            self.pause_s = (time.perf_counter_ns() - self._shut_ns) / 1e9
+            observe.interval("receiver.pause", self._shut_ns, version=self.standing.version)
+            self._shut_ns = None
 
     def condemn(self, reason: str) -> int:
         """Serve no more: resident bits are not the committed ones. Inside ``clean``.

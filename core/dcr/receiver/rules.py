@@ -6,8 +6,10 @@
 from dataclasses import dataclass, replace
 
 from dcr.audit import combine
+from dcr.codec.head import PayloadId
 from dcr.errors import AttemptFailed, Conflict
 from dcr.model import AttemptId, AuditTable, CommitRecord, Manifest, PayloadRef, ReceiverState
+from dcr.receiver.area import StagingArea
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,31 @@ def after_open(standing: Standing, attempt: AttemptId, record: CommitRecord) -> 
             f"the attempt starts from {record.version}; restore it first"
         )
     return replace(standing, state=ReceiverState.MIXED, opened=attempt)
+
+
+def may_stage(identity: PayloadId, record: CommitRecord, attempt: AttemptId, since: int) -> bool:
+    """Whether a payload may be of use to ``attempt``: of this run, parent version and chain of attempts."""
+    own = (identity.run, identity.parent, identity.catalogue)
+    in_chain = since <= identity.attempt.number <= attempt.number
+    return own == (record.run, record.version, record.catalogue) and in_chain
+
+
+def discard_unnamed(area: StagingArea, manifest: Manifest) -> None:
+    """What the closed manifest does not name is not applied (P6)."""
+    area.retain({ref.digest for ref in manifest.payloads})
+
+
+def check_may_stage(standing: Standing, record: CommitRecord) -> None:
+    """Only what serves v, or could, holds payloads for later.
+
+    Raises:
+        AttemptFailed: storage is not clean at ``record``'s version.
+    """
+    if standing.state is not ReceiverState.CLEAN or not stands_on(standing, record):
+        raise AttemptFailed(
+            f"this receiver is {standing.state.value} at version {standing.version}, the attempt starts "
+            f"from {record.version}; restore it first"
+        )
 
 
 def completed(standing: Standing) -> Standing:

@@ -8,6 +8,7 @@ from dcr.codec import Limits, Payload, decode_payload
 from dcr.errors import AttemptFailed, PayloadError
 from dcr.model import ApplyAck, AttemptId, CommitRecord, Manifest, PayloadRef
 from dcr.receiver import rules
+from dcr.receiver.stager import StagedSource
 from dcr.receiver.staging import Expectation, Staging
 from dcr.receiver.writer import Writer
 from dcr.transport.base import Transport
@@ -19,10 +20,10 @@ class Session:
     """Takes payloads of ``attempt`` onto ``record``'s version. The caller holds the receiver's lock.
 
     Once an item has failed or was cut short, the session has failed for good: nothing more is
-    applied (P8).
+    applied (P8). With ``source`` payloads come from there, staged before, else from the transport.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what one attempt is about, all fixed for its life
         self,
         applier: Writer,
         attempt: AttemptId,
@@ -31,6 +32,7 @@ class Session:
         xor_allowed: bool,
         limits: Limits,
         cancelled: Callable[[], bool],
+        source: StagedSource | None = None,
     ) -> None:
         self.attempt = attempt
         self.record = record
@@ -42,7 +44,9 @@ class Session:
         self._applier = applier
         self._limits = limits
         self._cancelled = cancelled
-        self._staging = Staging(Expectation(record.run, attempt, record.version, record.catalogue))
+        self._source = source
+        named = source.named if source is not None else {}
+        self._staging = Staging(Expectation(record.run, attempt, record.version, record.catalogue, named))
         self._applied: dict[tuple[int, int], PayloadRef] = {}
         self._damaged: dict[tuple[int, int], int] = {}
         applier.begin(clean=xor_allowed)
@@ -59,7 +63,8 @@ class Session:
         other failures to fetch are raised: nothing is lost, try again.
         """
         before = self.num_payloads
-        for ref, data in transport.fetch(self.attempt, set(self._staging.admitted)):
+        source = self._source if self._source is not None else transport
+        for ref, data in source.fetch(self.attempt, set(self._staging.admitted)):
             self._guarded(lambda ref=ref, data=data: self._receive(ref, data))  # type: ignore[misc]
             if self.failure is not None:
                 break

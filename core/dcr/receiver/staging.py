@@ -4,6 +4,7 @@ At most 32 groups of at most eight decoded payloads, plus one group under assemb
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dcr.codec import Payload
@@ -16,19 +17,23 @@ MAX_GROUP = 8
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a payload must say about itself to belong here: one attempt of one transition."""
+    """What a payload must say about itself to belong here: one attempt of one transition.
+
+    ``named``: (owner, sequence) -> the earlier attempt whose payload counts as this one's own (P6).
+    """
 
     run: RunId
     attempt: AttemptId
     parent: int
     catalogue: str
+    named: Mapping[tuple[int, int], AttemptId] = field(default_factory=dict)
 
 
 def belongs(payload: Payload, expected: Expectation) -> bool:
     """Whether ``payload`` is of this run, attempt, parent version and catalogue; else it is dropped (P16)."""
     return (payload.run, payload.attempt, payload.parent, payload.catalogue) == (
         expected.run,
-        expected.attempt,
+        expected.named.get((payload.owner, payload.sequence), expected.attempt),
         expected.parent,
         expected.catalogue,
     )

@@ -2,11 +2,11 @@
 
 import logging
 
-from dcr.errors import IntegrityError, StoreError
-from dcr.model import AttemptId, CommitRecord
+from dcr.errors import IntegrityError, PayloadError, StoreError
+from dcr.model import AttemptId, CommitRecord, Manifest, from_json
 from dcr.refit.site import Site
 from dcr.transport.chain import chain
-from dcr.transport.collect import collect_attempts, collect_between
+from dcr.transport.collect import collect_attempts, collect_between, named_earlier
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +23,8 @@ class Collector:
         Most transitions take one attempt: then nothing is asked of the store.
         """
         try:
-            found = collect_between(self._site.store, self._site.run, parent, record.attempt)
-        except StoreError as err:
+            found = self._between(parent, record)
+        except (StoreError, PayloadError) as err:
             _log.warning("objects of failed attempts stay until the run is resumed: %s", err)
             return 0
         return len(found)
@@ -32,8 +32,16 @@ class Collector:
     def at_start(self, record: CommitRecord) -> int:
         """Remove what failed attempts of any earlier version left; how many objects it was."""
         try:
-            keep = [manifest.attempt for manifest in chain(self._site.archive, record)]
-            return len(collect_attempts(self._site.store, self._site.run, keep))
+            manifests = chain(self._site.archive, record)
+            keep, named = [manifest.attempt for manifest in manifests], named_earlier(manifests)
+            return len(collect_attempts(self._site.store, self._site.run, keep, named))
         except (StoreError, IntegrityError) as err:  # whoever needs the chain says what is wrong with it
             _log.warning("objects of failed attempts stay: %s", err)
             return 0
+
+    def _between(self, parent: AttemptId, record: CommitRecord) -> list[str]:
+        if record.attempt.number <= parent.number + 1:
+            return []
+        manifest = from_json(Manifest, self._site.archive.get_object("manifest", record.manifest))
+        named = named_earlier([manifest])
+        return collect_between(self._site.store, self._site.run, parent, record.attempt, named=named)

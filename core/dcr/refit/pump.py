@@ -1,4 +1,4 @@
-"""Applies payloads while they arrive, between the coordinator's calls (DESIGN R8)."""
+"""Holds and applies payloads while they arrive, between the coordinator's calls (DESIGN R8, R19)."""
 
 import logging
 import threading
@@ -24,7 +24,7 @@ class PumpedReceiver(ReceiverEndpoint, Protocol):
     name: str
 
     def pump(self) -> int:
-        """Apply what is visible of the open attempt; returns how many payloads, 0 if nothing is open."""
+        """Hold or apply what is visible of the attempt; returns how many payloads, 0 if there is none."""
         ...
 
     def audit(self) -> ReceiverAudit:
@@ -56,7 +56,7 @@ class PumpedReceiver(ReceiverEndpoint, Protocol):
 
 
 class Pump:
-    """Passes calls on to ``agent`` and pumps, in a thread, from ``open_apply`` to the end of the attempt.
+    """Passes calls on to ``agent`` and pumps in a thread, from ``stage`` or ``open_apply`` to the end.
 
     ``idle_s`` lies between two pumps, also after a fruitful one: a lock that is taken again at once
     would keep a fence waiting.
@@ -76,6 +76,8 @@ class Pump:
         return {
             "fence": self.fence,
             "restore": self._agent.restore,
+            "stage": self.stage,
+            "staged": self._agent.staged,
             "open_apply": self.open_apply,
             "finish": self.finish,
             "settle": self._agent.settle,
@@ -89,12 +91,15 @@ class Pump:
         self._end(attempt)
         return self._agent.fence(attempt, record)
 
-    def open_apply(self, attempt: AttemptId, record: CommitRecord) -> None:
+    def stage(self, attempt: AttemptId, record: CommitRecord, since: int) -> None:
+        """See ``ReceiverEndpoint.stage``; payloads are then held as they arrive."""
+        self._agent.stage(attempt, record, since)
+        self._begin(attempt)
+
+    def open_apply(self, attempt: AttemptId, record: CommitRecord, manifest: str | None = None) -> None:
         """See ``ReceiverEndpoint.open_apply``; payloads are then applied as they arrive."""
-        self._agent.open_apply(attempt, record)
-        with self._changed:
-            self._open = attempt
-            self._changed.notify_all()
+        self._agent.open_apply(attempt, record, manifest)
+        self._begin(attempt)
 
     def finish(self, attempt: AttemptId, manifest: str) -> ApplyAck:
         """See ``ReceiverEndpoint.finish``."""
@@ -113,6 +118,11 @@ class Pump:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+
+    def _begin(self, attempt: AttemptId) -> None:
+        with self._changed:
+            self._open = attempt
+            self._changed.notify_all()
 
     def _end(self, attempt: AttemptId) -> None:
         """Pump nothing any more of ``attempt`` or an earlier one."""

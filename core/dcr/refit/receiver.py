@@ -1,12 +1,15 @@
 """The runtime's side: an agent over the runtime's own loader and gate."""
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from dcr.config import CHECKS, CommitConfig, RefitConfig
+from dcr.config import CHECKS, CommitConfig, RefitConfig, StagingConfig
 from dcr.errors import ConfigError, Unreachable
 from dcr.model import Catalogue, CommitRecord, new_nonce
 from dcr.receiver.agent import ReceiverAgent
+from dcr.receiver.area import Room
 from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.ports import NativeLoader, RequestGate
 from dcr.receiver.rank import RankPort
@@ -99,4 +102,12 @@ def _compose(
         incarnation=new_nonce(),
         check=config.check,
         slice_bytes=int(config.audit.slice_mib * MIB),
+        room=_room(name, site, config.staging),
     )
+
+
+def _room(name: str, site: Site, config: StagingConfig) -> Room:
+    """A folder of this receiver's own: several runs and receivers may share ``config.path``."""
+    base = Path(config.path).absolute() if config.path else Path(tempfile.gettempdir()) / "dcr-staging"
+    folder = base / f"{site.run}-{name}"
+    return Room(int(config.memory_mib * MIB), int(config.disk_mib * MIB), folder)

@@ -1,14 +1,35 @@
 """The weights that a transition publishes, and the proof that retries publish the same (DESIGN P5)."""
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from dcr.errors import IntegrityError
-from dcr.model import AttemptId, OwnerClose
+from dcr.model import AttemptId, Classification, OwnerClose, PayloadRef
 from dcr.source.digests import DigestTable, TaskDigests
 from dcr.source.task import AffineTask
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Published:
+    """Payloads of one candidate that are durable, by sequence; each names the attempt it was sent under (P6).
+
+    They hold what leads from what ``base`` committed, in the representation that ``classes`` ask for.
+    """
+
+    base: AttemptId
+    classes: Classification
+    refs: dict[int, PayloadRef] = field(default_factory=dict)
+
+    def note(self, attempt: AttemptId, ref: PayloadRef) -> None:
+        """``ref``, sent under ``attempt``, is durable."""
+        self.refs[ref.sequence] = ref if ref.attempt else replace(ref, attempt=attempt)
+
+    def since(self, number: int) -> Mapping[int, PayloadRef]:
+        """Those of attempts from ``number`` on: of the unbroken chain of attempts at this candidate."""
+        return {at: ref for at, ref in self.refs.items() if ref.attempt and ref.attempt.number >= number}
 
 
 @dataclass(slots=True)
@@ -24,11 +45,19 @@ class Candidate:
     presentation: int
     digests: DigestTable = field(default_factory=dict)
     closes: dict[AttemptId, OwnerClose] = field(default_factory=dict)
+    published: Published | None = None
 
     @property
     def identity(self) -> str:
         """What an owner's report gives as counters."""
         return f"{self.presentation}-{self.counters}"
+
+    def publications(self, base: AttemptId, classes: Classification) -> Published:
+        """What was published onto ``base`` under ``classes``; what was made otherwise is forgotten."""
+        found = self.published
+        if found is None or (found.base, found.classes) != (base, classes):
+            found = self.published = Published(base, dict(classes))
+        return found
 
 
 def require_same_bits(candidate: Candidate, task: AffineTask, digests: TaskDigests) -> None:

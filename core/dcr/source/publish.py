@@ -1,7 +1,7 @@
 """One attempt of one owner: convert its tasks, publish the payloads, close the list (DESIGN P7, P15)."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -56,7 +56,8 @@ class Work:
     """One attempt's work. ``parent`` is the version the items apply to, -1 for the anchor.
 
     ``convert`` is called in several threads at once, for different tasks. ``check_live`` is asked before
-    every task and payload.
+    every task and payload. ``known``: payloads, by sequence, that earlier attempts have stored; one that
+    comes out the same is named, not sent again (P6). ``note`` hears of every payload that is durable.
     """
 
     attempt: AttemptId
@@ -64,6 +65,8 @@ class Work:
     tasks: Sequence[AffineTask]
     convert: Callable[[AffineTask], Converted]
     check_live: CheckLive
+    known: Mapping[int, PayloadRef] = field(default_factory=dict)
+    note: Callable[[PayloadRef], None] = lambda ref: None
 
 
 def publish_payloads(work: Work, lane: Lane) -> OwnerClose:
@@ -129,11 +132,20 @@ class _Job:
         return [item for _, done in found for item in done.items]
 
     def encode(self, sequence: int, items: Sequence[Item]) -> Payload:
+        known = self.work.known.get(sequence)
+        if known is not None and known.attempt is not None:
+            data = self._encoded(known.attempt, sequence, items)
+            if stated_digest(data) == known.digest:
+                return known, b""
+        data = self._encoded(self.work.attempt, sequence, items)
+        return PayloadRef(self.lane.owner, sequence, stated_digest(data), len(data)), data
+
+    def _encoded(self, attempt: AttemptId, sequence: int, items: Sequence[Item]) -> bytes:
         work, lane = self.work, self.lane
         with observe.span("owner.encode", num_items=len(items), sequence=sequence, **self._where):
-            data = encode_payload(
+            return encode_payload(
                 items,
-                attempt=work.attempt,
+                attempt=attempt,
                 owner=lane.owner,
                 sequence=sequence,
                 run=lane.run,
@@ -141,16 +153,18 @@ class _Job:
                 catalogue=lane.catalogue,
                 codec=lane.codec,
             )
-            return PayloadRef(lane.owner, sequence, stated_digest(data), len(data)), data
 
     def send(self, payload: Payload) -> PayloadRef:
         ref, data = payload
+        if ref.attempt is not None:  # it is stored already
+            return ref
         where = {"sequence": ref.sequence, **self._where}
         with (
             observe.stage("owner.publish", **where),
             observe.span("owner.send", num_bytes=len(data), **where),
         ):
             self.lane.transport.publish(self.work.attempt, ref, data)
+        self.work.note(ref)
         return ref
 
     def tell_if_dense(self) -> None:

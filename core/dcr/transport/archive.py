@@ -48,7 +48,7 @@ class StoreArchive:
         Raises:
             MissingObject: it is not there.
         """
-        return self._store.get(payload_key(self._run, manifest.attempt, ref.owner, ref.sequence))
+        return self._store.get(payload_key(self._run, manifest.attempt_of(ref), ref.owner, ref.sequence))
 
     def _key(self, kind: str, digest: str) -> str:
         if check_segment(kind, "kind") in (PAYLOAD, CLOSE):

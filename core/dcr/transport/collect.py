@@ -1,14 +1,28 @@
 """Collection of what failed attempts left in the store (DESIGN P1)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from dcr.model import AttemptId, RunId
+from dcr.model import AttemptId, Manifest, RunId
 from dcr.transport.base import ObjectStore, Sweepable
-from dcr.transport.keys import CLOSE, PAYLOAD, check_segment, parse_attempt
+from dcr.transport.keys import CLOSE, PAYLOAD, check_segment, parse_attempt, payload_key
 
 
-def collect_attempts(store: ObjectStore, run: RunId, keep: Collection[AttemptId]) -> list[str]:
+def named_earlier(manifests: Iterable[Manifest]) -> set[str]:
+    """Keys of the payloads that ``manifests`` name and that lie under attempts before their own (P6)."""
+    return {
+        payload_key(manifest.run, ref.attempt, ref.owner, ref.sequence)
+        for manifest in manifests
+        for ref in manifest.payloads
+        if ref.attempt is not None
+    }
+
+
+def collect_attempts(
+    store: ObjectStore, run: RunId, keep: Collection[AttemptId], named: Collection[str] = ()
+) -> list[str]:
     """Delete payloads and closed lists of ``run``'s attempts that are not in ``keep``; return their keys.
+
+    ``named``: keys of earlier attempts' payloads that the chain names (``named_earlier``); they stay.
 
     ``keep`` must hold the attempts of the whole chain behind the record (``dcr.transport.chain``)
     and the active one. Attempts later than all of these stay: they may have been prepared since
@@ -25,17 +39,21 @@ def collect_attempts(store: ObjectStore, run: RunId, keep: Collection[AttemptId]
         prefix = f"{run}/{kind}/"
         for key in store.list(prefix):
             attempt = parse_attempt(key.removeprefix(prefix).partition("/")[0])
-            if attempt is not None and attempt not in keep and attempt.number <= latest:
+            if attempt is None or attempt in keep or key in named:
+                continue
+            if attempt.number <= latest:
                 store.delete(key)
                 deleted.append(key)
     return deleted
 
 
-def collect_between(store: ObjectStore, run: RunId, older: AttemptId, newer: AttemptId) -> list[str]:
+def collect_between(
+    store: ObjectStore, run: RunId, older: AttemptId, newer: AttemptId, *, named: Collection[str] = ()
+) -> list[str]:
     """Delete what the failed attempts between two committed ones, of successive versions, left.
 
-    All of them were made for ``newer``'s version and are fenced; nothing names what they stored. Return
-    the deleted keys. Idempotent; may be interrupted anywhere.
+    All of them were made for ``newer``'s version and are fenced. What the committed manifest names of it
+    (``named_earlier``) stays. Return the deleted keys. Idempotent; may be interrupted anywhere.
 
     Raises:
         StoreError: the store failed; call again.
@@ -47,8 +65,9 @@ def collect_between(store: ObjectStore, run: RunId, older: AttemptId, newer: Att
         for kind in (PAYLOAD, CLOSE):
             prefix = f"{run}/{kind}/{attempt}/"
             for key in store.list(prefix):
-                store.delete(key)
-                deleted.append(key)
+                if key not in named:
+                    store.delete(key)
+                    deleted.append(key)
             if isinstance(store, Sweepable):
                 store.sweep(prefix)
     return deleted

@@ -109,7 +109,7 @@ def _items(archive: Archive, manifest: Manifest, limits: Limits) -> Iterator[Ite
     version = manifest.attempt.version
     for ref in manifest.payloads:
         with observe.span("replay.payload", version=version, owner=ref.owner, sequence=ref.sequence):
-            what = f"payload {ref.sequence} of owner {ref.owner}, attempt {manifest.attempt},"
+            what = f"payload {ref.sequence} of owner {ref.owner}, attempt {manifest.attempt_of(ref)},"
             with proven(version, what):
                 payload = decode_payload(archive.get_payload(manifest, ref), limits=limits)
             _check_payload(manifest, ref, payload, what)
@@ -122,7 +122,7 @@ def _check_payload(manifest: Manifest, ref: PayloadRef, payload: Payload, what: 
         what,
         digest=(payload.digest, ref.digest),
         run=(payload.run, manifest.run),
-        attempt=(payload.attempt, manifest.attempt),
+        attempt=(payload.attempt, manifest.attempt_of(ref)),
         owner=(payload.owner, ref.owner),
         sequence=(payload.sequence, ref.sequence),
         parent_version=(payload.parent, manifest.parent_version),
