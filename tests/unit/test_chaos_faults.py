@@ -16,9 +16,9 @@ from dcr.transport.rpc import Client, serve
 from dcr_recipes.chaos.copies import DenseCopies
 from dcr_recipes.chaos.cuts import CUT, is_installed
 from dcr_recipes.chaos.injector import Injector
-from dcr_recipes.chaos.proxy import Proxy
 from dcr_recipes.chaos.schedule import Kind, Planned
 from dcr_recipes.layout import RunFolder
+from dcr_recipes.links.proxy import Proxy
 
 SERVER = """
 import sys, time

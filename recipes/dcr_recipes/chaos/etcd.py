@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from dcr.errors import Unreachable
 from dcr.testing.etcd import EtcdCluster
-from dcr_recipes.chaos.proxy import Proxy
+from dcr_recipes.links.proxy import Proxy
 
 
 class ProxiedEtcd:
