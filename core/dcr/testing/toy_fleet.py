@@ -139,7 +139,7 @@ class ToyFleet:
             for close in closes
             for ref in close.payloads
             for item in decode_payload(
-                self.store.get(payload_key(run, close.attempt, ref.owner, ref.sequence))
+                self.store.get(payload_key(run, ref.attempt or close.attempt, ref.owner, ref.sequence))
             ).items
         ]
 
