@@ -14,14 +14,15 @@ TAG = AuditDigest(2**61 - 2, 1)
 
 
 def item(name: str, where: Sequence[int] | NDArray[np.int64], *, size: int = HUGE, **changes: Any) -> Item:
-    """Small signed differences in BF16, or what ``changes`` say (dtype, encoding, values)."""
+    """Small signed differences in BF16, or what ``changes`` say (dtype, encoding, values, shape)."""
     locations = np.asarray(where, np.int64)
     dtype = changes.pop("dtype", "bfloat16")
     count = np.arange(len(locations))
     signed = np.where(count % 3, 1, -1) * (1 + count % 2 + 500 * (count % 11 == 0))
     values = signed.astype(np.int64).astype(bits_dtype(dtype))
+    shape = changes.pop("shape", (size,))
     fields = {"encoding": Encoding.DELTA16 if values.itemsize == 2 else Encoding.XOR, "values": values}
-    return Item(name, (size,), dtype, locations=locations, **(fields | changes))
+    return Item(name, shape, dtype, locations=locations, **(fields | changes))
 
 
 def spread(count: int, rate: float, seed: int = 0) -> NDArray[np.int64]:
@@ -50,6 +51,13 @@ def strided(start: int, block: int, period: int, count: int) -> NDArray[np.int64
     return found
 
 
+def in_strip(count: int, first: int, width: int, columns: int) -> NDArray[np.int64]:
+    """``count`` elements evenly spread over ``width`` columns from the ``first`` on."""
+    rows, inside = np.divmod(spread(count, 0.03), width)
+    found: NDArray[np.int64] = rows * columns + first + inside
+    return found
+
+
 def every_kind() -> dict[str, Item]:
     """Location type (without its number of low bits) -> an item that takes it."""
     return {
@@ -60,6 +68,7 @@ def every_kind() -> dict[str, Item]:
         "planes32": item("planes32", repeated([*[7] * 150, *[8] * 49, 2**31], 5000)),
         "rice": item("rice", spread(201, 0.01)),
         "blocks": item("blocks", bursts(10, 6400)),
+        "strips": item("strips", in_strip(2000, 192, 192, 768), shape=(1 << 50, 768)),
     }
 
 

@@ -11,10 +11,12 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.property.location_items import every_kind
 from tests.property.payload_items import identities, payload_items
 
 from dcr.codec import CODECS, Item, decode_payload, encode_payload
 from dcr.config import CodecConfig
+from dcr.model import AttemptId
 
 DATA = Path(__file__).parent.parent / "data"
 GOLDEN = ("payload_v1.bin", "payload_v1_planes.bin")
@@ -157,6 +159,13 @@ def parse_locations(sections: Sections, kind: int, start: int, entries: int) -> 
         return after(start, by_planes(sections, kinds, entries))
     if kind < 128:
         return after(start, rice(sections, kind - 64, entries))
+    if kind >= 192:
+        width, period = sections[4].ints(8, 2)
+        assert 0 < width < period
+        return [
+            start + number // width * period + number % width
+            for number in after(0, rice(sections, kind - 192, entries))
+        ]
     (count,) = sections[4].ints(8, 1)
     blocks = after(0, rice(sections, kind - 128, count))
     masks = sections[7].ints(8, count)
@@ -228,6 +237,11 @@ def agrees(data: bytes) -> None:
 @given(payload_items, identities, st.sampled_from(CODECS))
 def test_two_parsers_agree(items: list[Item], identity: dict[str, Any], codec: str) -> None:
     agrees(encode_payload(items, **identity, codec=CodecConfig(name=codec)))
+
+
+@pytest.mark.parametrize("kind", every_kind())
+def test_two_parsers_agree_about_every_location_type(kind: str) -> None:
+    agrees(encode_payload([every_kind()[kind]], attempt=AttemptId(1, 2), owner=0, sequence=0))
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -114,10 +114,22 @@ def table_with(parts: Parts, column: int, number: int) -> Parts:
     return changed(parts, Kind.ITEM_TABLE, lambda raw: struct.pack_into("<Q", raw, 24 + 8 * column, number))
 
 
-@pytest.mark.parametrize("name", ["stride", "escape8", "planes16", "rice", "blocks"])
+@pytest.mark.parametrize("name", ["stride", "escape8", "planes16", "rice", "blocks", "strips"])
 @pytest.mark.parametrize("start", [2**63 - 1, 2**63, 2**64 - 1, 2**63 - 2])
 def test_starts_outside_the_tensor(name: str, start: int) -> None:
     refused(table_with(alone(name), 2, start))
+
+
+@pytest.mark.parametrize(
+    "numbers", [(0, 768), (768, 768), (2**63, 768), (192, 191), (192, 2**63), (192, 2**64 - 1), (1, 768)]
+)
+def test_strips_that_cannot_be(numbers: tuple[int, int]) -> None:
+    parts = alone("strips")
+    parts = replace(parts, sections=parts.sections | {Kind.PARAMETERS: struct.pack("<2Q", *numbers)})
+    if numbers == (1, 768):  # in so large a tensor there is room for them
+        assert set(decode_payload(join(parts)).items[0].locations % 768) == {192}
+    else:
+        refused(parts, "strip")
 
 
 @pytest.mark.parametrize("name", every_kind())

@@ -1,8 +1,9 @@
 """What a payload consists of, and how close its coding comes to what its content needs (DESIGN R7, B8).
 
 Bounds are of order 0: nothing is assumed about neighbours. E changes among N elements need N * H(E / N)
-bits for the locations, H being the binary entropy; N counts from the first to the last change, because
-an owner may hold a part of the tensor only, and how large a part a payload does not say. Values need
+bits for the locations, H being the binary entropy; N counts from the first to the last change, and in
+the columns between the outermost if a strip of them is coded, because an owner may hold a part of the
+tensor only, and how large a part a payload does not say. Values need
 E times the entropy of their frequencies in the item.
 """
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from dcr.codec.engines import engine_of
 from dcr.codec.head import HEAD_BYTES, Head
 from dcr.codec.item import Item
-from dcr.codec.kinds import FIRST_PLANE, Kind, location_name
+from dcr.codec.kinds import FIRST_PLANE, Kind, is_strips, location_name
 from dcr.codec.limits import Limits
 from dcr.codec.payload import decode_payload, read_rows
 from dcr.codec.sections import read_section_table
@@ -165,7 +166,7 @@ def value_bound_bits(values: NDArray[np.unsignedinteger[Any]]) -> float:
 
 def _inspect(row: Row, item: Item, codings: tuple[Coding, Coding]) -> ItemInspection:
     locations, values = codings
-    location_bits = location_bound_bits(item.num_entries, _span(item))
+    location_bits = location_bound_bits(item.num_entries, _span(item, is_strips(row.location_type)))
     return ItemInspection(
         name=item.name,
         shape=tuple(item.shape),
@@ -179,5 +180,11 @@ def _inspect(row: Row, item: Item, codings: tuple[Coding, Coding]) -> ItemInspec
     )
 
 
-def _span(item: Item) -> int:
-    return int(item.locations[-1] - item.locations[0]) + 1 if item.num_entries else 0
+def _span(item: Item, in_strips: bool) -> int:
+    """Elements from the first to the last change; of a strip of columns only those in it."""
+    if not item.num_entries:
+        return 0
+    if not in_strips or len(item.shape) < 2:
+        return int(item.locations[-1] - item.locations[0]) + 1
+    rows, columns = np.divmod(item.locations, item.shape[-1])
+    return int(rows[-1] - rows[0] + 1) * int(columns.max() - columns.min() + 1)

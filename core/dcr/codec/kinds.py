@@ -100,6 +100,7 @@ PLANES = {18: 2, 20: 4}
 """Location type id -> width in bytes of gaps in planes."""
 RICE = 64
 BLOCKS = 128
+STRIPS = 192
 MAX_LOW_BITS = 62
 BLOCK = 64
 """Elements of a block: one bit of a mask each."""
@@ -111,8 +112,9 @@ LOCATION_TYPES = (
     *PLANES,
     *range(RICE, RICE + MAX_LOW_BITS + 1),
     *range(BLOCKS, BLOCKS + MAX_LOW_BITS + 1),
+    *range(STRIPS, STRIPS + MAX_LOW_BITS + 1),
 )
-"""RICE + k and BLOCKS + k: the k low bits of each gap are stored as they are, its rest in unary."""
+"""RICE, BLOCKS and STRIPS + k: the k low bits of each gap are stored as they are, its rest in unary."""
 
 
 def is_rice(location_type: int) -> bool:
@@ -125,8 +127,13 @@ def is_blocks(location_type: int) -> bool:
     return BLOCKS <= location_type <= BLOCKS + MAX_LOW_BITS
 
 
+def is_strips(location_type: int) -> bool:
+    """Whether gaps are counted within strips of a matrix and coded after Rice."""
+    return STRIPS <= location_type <= STRIPS + MAX_LOW_BITS
+
+
 def location_name(location_type: int) -> str:
-    """What people read: run, gap8, stride, escape8, planes16, rice5, blocks3 and so on."""
+    """What people read: run, gap8, stride, escape8, planes16, rice5, blocks3, strips4 and so on."""
     if location_type in GAP_DTYPES:
         return f"gap{8 * location_type}"
     if location_type in PLANES:
@@ -135,4 +142,6 @@ def location_name(location_type: int) -> str:
         return f"rice{location_type - RICE}"
     if is_blocks(location_type):
         return f"blocks{location_type - BLOCKS}"
+    if is_strips(location_type):
+        return f"strips{location_type - STRIPS}"
     return {RUN: "run", STRIDED: "stride", ESCAPED: "escape8"}[location_type]

@@ -8,8 +8,20 @@ import numpy as np
 
 from dcr.codec.engines import Bytes, Engine, Indices
 from dcr.codec.frames import Raw
-from dcr.codec.kinds import BLOCKS, ESCAPED, GAP_PLANES, PLANES, RICE, Kind, is_blocks, is_rice
+from dcr.codec.kinds import (
+    BLOCKS,
+    ESCAPED,
+    GAP_PLANES,
+    PLANES,
+    RICE,
+    STRIPS,
+    Kind,
+    is_blocks,
+    is_rice,
+    is_strips,
+)
 from dcr.codec.locations import encode_escaped, gaps_of
+from dcr.codec.strips import Strip, numbers_in
 
 Parts: TypeAlias = list[tuple[int, Raw]]
 """Section kinds, and what an item adds to each."""
@@ -43,6 +55,9 @@ def location_parts(locations: Indices, plan: Plan, engine: Engine) -> tuple[Plan
     parts: Parts = [(Kind.PARAMETERS, _numbers(*plan.parameters))] if plan.parameters else []
     if is_rice(kind):
         parts += _rice_parts(locations, plan.base, kind - RICE, engine)
+    elif is_strips(kind):
+        numbers = numbers_in(Strip(plan.base, *plan.parameters), locations)
+        parts += _rice_parts(numbers, 0, kind - STRIPS, engine)
     elif kind == ESCAPED:
         parts.append((Kind.ESCAPED_GAPS, encode_escaped(gaps_of(locations, plan.base)).data))
     elif kind in PLANES:

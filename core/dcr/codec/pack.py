@@ -13,7 +13,7 @@ from dcr.codec.kinds import EXCESS_PLANES, RUN, VALUE_PLANES, Kind, Layout
 from dcr.codec.layouts import choose_layouts
 from dcr.codec.location_parts import Plan, location_parts
 from dcr.codec.locations import encode_locations
-from dcr.codec.plan import plan_locations
+from dcr.codec.plan import plan_item
 from dcr.codec.table import Row, write_table
 from dcr.model import Encoding
 
@@ -42,7 +42,8 @@ def pack_planes(items: Sequence[Item], engine: Engine, level: int) -> tuple[list
     """For each item the location type and the layout of values with the fewest bytes."""
     writer = SectionWriter(engine)
     plans = [
-        writer.add_locations(item.locations, plan_locations(item.locations, engine, level)) for item in items
+        writer.add_locations(item.locations, plan_item(item.locations, item.shape, engine, level))
+        for item in items
     ]
     layouts = choose_layouts(items, [plan.location_type for plan in plans], engine, level)
     rows = [

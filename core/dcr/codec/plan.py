@@ -6,7 +6,7 @@ done. The others are tried: blocks with masks suit clusters, bytes of gaps in pl
 gaps that repeat. Shapes: E entries, G gaps of the sample.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import log2
 
 import numpy as np
@@ -22,12 +22,14 @@ from dcr.codec.kinds import (
     RICE,
     RUN,
     STRIDED,
+    STRIPS,
     Kind,
     is_blocks,
     is_rice,
 )
 from dcr.codec.location_parts import Plan, least_low_bits, location_parts
 from dcr.codec.locations import ESCAPE
+from dcr.codec.strips import find_strip, numbers_in
 
 _SLICES, _SLICE = 4, 1024
 _TRIED_SLICE = 4096
@@ -41,6 +43,22 @@ _FAR = 24
 """Unary bits of a first gap from which a start offset is cheaper: it costs about three bytes in the table."""
 _PARAMETER = 64
 """Bits of the number of blocks."""
+
+
+def plan_item(locations: Indices, shape: Sequence[int], engine: Engine, level: int) -> Plan:
+    """Choose for ``locations`` [E] of a tensor of ``shape``: in strips where all lie in some of its columns.
+
+    A trainer that splits columns over ranks sends such items. Their gaps are geometric within the strip,
+    and nothing that is easily told outside of it.
+    """
+    columns = int(shape[-1]) if len(shape) > 1 else 1
+    if len(locations) >= _TRIED_FROM and columns > 1:
+        strip = find_strip(locations, columns, _slices(locations, _SLICE))
+        if strip is not None:
+            low_bits = _even_low_bits(numbers_in(strip, locations))
+            if low_bits is not None:
+                return Plan(STRIPS + low_bits, strip.base, (strip.width, strip.period))
+    return plan_locations(locations, engine, level)
 
 
 def plan_locations(locations: Indices, engine: Engine, level: int) -> Plan:
@@ -58,8 +76,21 @@ def plan_locations(locations: Indices, engine: Engine, level: int) -> Plan:
     return Plan(location_type, _base(first, location_type, mean))
 
 
+def _even_low_bits(numbers: Indices) -> int | None:
+    """Low bits for ``numbers`` [E > 1] if they are evenly spread."""
+    gaps = _sampled_gaps(numbers)
+    mean = float(gaps.mean())
+    skipped = int(numbers[-1]) - int(numbers[0]) + 1 - len(numbers)
+    low_bits, bits = best_low_bits(gaps, mean, least_low_bits(skipped, len(numbers) - 1))
+    return low_bits if _are_geometric(gaps, mean) and not _repeat(gaps, mean, bits) else None
+
+
+def _sampled_gaps(locations: Indices) -> Indices:
+    return np.concatenate([part[1:] - part[:-1] for part in _slices(locations, _SLICE)]) - 1
+
+
 def _choose(locations: Indices, engine: Engine, level: int) -> int:
-    gaps = np.concatenate([part[1:] - part[:-1] for part in _slices(locations, _SLICE)]) - 1
+    gaps = _sampled_gaps(locations)
     mean = float(gaps.mean())
     skipped = int(locations[-1]) - int(locations[0]) + 1 - len(locations)
     low_bits, bits = best_low_bits(gaps, mean, least_low_bits(skipped, len(locations) - 1))

@@ -21,14 +21,17 @@ from dcr.codec.kinds import (
     RUN,
     SMALL,
     STRIDED,
+    STRIPS,
     VALUE_PLANES,
     Kind,
     Layout,
     is_blocks,
     is_rice,
+    is_strips,
     kind_name,
 )
 from dcr.codec.locations import ESCAPE, decode_escaped, decode_gaps, decode_run, decode_strided
+from dcr.codec.strips import Strip, locations_of, room_in
 from dcr.codec.table import Row
 from dcr.errors import PayloadError
 from dcr.model import Bits, Encoding, bits_dtype
@@ -81,6 +84,9 @@ def _location_bounds(row: Row) -> dict[int, int]:
     if is_blocks(kind):
         low = -(-entries * (kind - BLOCKS) // 8)
         return {Kind.PARAMETERS: 8, Kind.UNARY: entries + 8, Kind.LOW_BITS: low, Kind.MASKS: 8 * entries}
+    if is_strips(kind):
+        low = -(-entries * (kind - STRIPS) // 8)
+        return {Kind.PARAMETERS: 16, Kind.UNARY: entries + 8, Kind.LOW_BITS: low}
     if kind == STRIDED:
         return {Kind.PARAMETERS: 16}
     if kind == ESCAPED:
@@ -183,6 +189,10 @@ class Unpacker:
             return decode_strided(start, row.entries, row.num_elements, block, period)
         if is_blocks(kind):
             return self._blocks(row)
+        if is_strips(kind):
+            strip = Strip(start, *self._parameters(2))
+            room = room_in(strip, row.num_elements)
+            return locations_of(strip, self._rice.take(row.entries, kind - STRIPS, room))
         room = row.num_elements - start
         if is_rice(kind):
             relative = self._rice.take(row.entries, kind - RICE, room)
