@@ -95,6 +95,25 @@ class StagingConfig:
 
 
 @dataclass(slots=True)
+class ChainConfig:
+    """What becomes of committed payloads (B5).
+
+    ``catch_up``: a receiver whose storage is proven to hold an older version takes one composed delta, made
+    of ``catch_up_mib`` MiB of host memory at a time, in place of a dense load. The trainer writes an anchor,
+    all planes of a version, when ``anchor_every`` versions have passed since the last one, or when the
+    deltas since then exceed ``anchor_share`` of the checkpoint's bytes (0: not for this reason). Only
+    the newest ``keep_versions`` versions need be kept (0: all): after a commit, what none of them and no
+    reader needs is removed, as far as an anchor allows.
+    """
+
+    catch_up: bool = True
+    catch_up_mib: float = 2048.0
+    anchor_every: int = 0
+    anchor_share: float = 2.0
+    keep_versions: int = 0
+
+
+@dataclass(slots=True)
 class RefitConfig:
     """What one side of a refit needs to know.
 
@@ -110,3 +129,4 @@ class RefitConfig:
     ownership: str = "balanced"
     audit: AuditConfig = field(default_factory=AuditConfig)
     staging: StagingConfig = field(default_factory=StagingConfig)
+    chain: ChainConfig = field(default_factory=ChainConfig)

@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from dcr.config import CHECKS, CONTROL_PLANES, AuditConfig, CodecConfig, CommitConfig, RefitConfig
+from dcr.config import (
+    CHECKS,
+    CONTROL_PLANES,
+    MODES,
+    AuditConfig,
+    ChainConfig,
+    CodecConfig,
+    CommitConfig,
+    RefitConfig,
+    StagingConfig,
+)
 
 
 @dataclass(slots=True)
@@ -142,6 +152,8 @@ class RunConfig:
     commit: CommitPlaneConfig = field(default_factory=CommitPlaneConfig)
     codec: CodecConfig = field(default_factory=CodecConfig)
     audit: AuditConfig = field(default_factory=AuditConfig)
+    staging: StagingConfig = field(default_factory=StagingConfig)
+    chain: ChainConfig = field(default_factory=ChainConfig)
     recipe: RecipeConfig = field(default_factory=RecipeConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
 
@@ -149,7 +161,7 @@ class RunConfig:
         """What one side of the refit needs of it."""
         return RefitConfig(
             codec=self.codec, commit=self.commit, check=self.check, ownership=self.trainer.ownership,
-            audit=self.audit,
+            audit=self.audit, staging=self.staging, chain=self.chain,
         )  # fmt: skip
 
 
@@ -232,6 +244,9 @@ RULES: Mapping[str, Rule] = {
     "commit.leader_lease_s": Rule(
         "seconds without a sign of life after which a coordinator is replaced", minimum=1.0
     ),
+    "commit.mode": Rule(
+        "sync: gates shut at the first attempt; async: when every runtime holds the whole delta", MODES
+    ),
     "commit.max_attempts": Rule(
         "attempts at one transition before a dense one; if that fails too, it is abandoned", minimum=1
     ),
@@ -258,6 +273,16 @@ RULES: Mapping[str, Rule] = {
         "MiB a second of its weights that an instance proves in the background; 0: none", minimum=0
     ),
     "audit.slice_mib": Rule("MiB that it reads at once, while refits wait", minimum=1e-3),
+    "chain.catch_up": Rule("a runtime that holds an older version takes one composed delta, no dense load"),
+    "chain.catch_up_mib": Rule("MiB of memory for composing", minimum=1e-3),
+    "chain.anchor_every": Rule("versions after which all planes are stored anew; 0: never", minimum=0),
+    "chain.anchor_share": Rule(
+        "share of the checkpoint that deltas may take before planes are stored anew; 0: any", minimum=0
+    ),
+    "chain.keep_versions": Rule("newest versions that are kept; 0: all", minimum=0),
+    "staging.memory_mib": Rule("async: MiB of payloads that a runtime holds in memory", minimum=0),
+    "staging.disk_mib": Rule("async: MiB that it holds on disk beyond that", minimum=0),
+    "staging.path": Rule("async: folder for these; default RUN_DIR/staging"),
     "recipe.name": Rule("training recipe", ("grpo",), fixed=True),
     "recipe.task": Rule("where prompts and rewards come from", ("chain_sum", "random_tokens"), fixed=True),
     "recipe.prompts": Rule("prompt groups per step", minimum=1, fixed=True),

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 
-from dcr.audit import EMPTY, combine
 from dcr.commit.context import Context, Request
 from dcr.errors import AttemptFailed, ConfigError, Conflict, IntegrityError, UnsupportedPath
 from dcr.model import (
@@ -11,7 +10,6 @@ from dcr.model import (
     ActiveAttempt,
     ApplyAck,
     AttemptId,
-    AuditTable,
     CandidateId,
     Catalogue,
     Classification,
@@ -25,6 +23,7 @@ from dcr.model import (
     StagedAck,
     digest_hex,
 )
+from dcr.transport.tables import joined_audit
 
 logger = logging.getLogger(__name__)
 _ORDER = (PathClass.SKIP, PathClass.XOR, PathClass.OVERWRITE, PathClass.REFUSED)
@@ -169,23 +168,8 @@ def join_manifest(
     return Manifest(context.run, attempt, version, link, digest, overwrite_only, owners, required)
 
 
-def join_audit(catalogue: Catalogue, closes: Sequence[OwnerClose]) -> AuditTable:
-    """Digest of every whole candidate tensor from the owners' partial sums (B6).
-
-    Raises:
-        IntegrityError: the parts do not cover a tensor exactly once, or name an unknown one.
-    """
-    expected = {name: spec.num_elements for name, spec in catalogue.by_name().items()}
-    table = dict.fromkeys(expected, EMPTY)
-    for close in closes:
-        for name, part in close.audit.items():
-            if name not in table:
-                raise IntegrityError(f"owner-{close.owner} audits {name!r}, which the catalogue lacks")
-            table[name] = combine(table[name], part)
-    for name, digest in table.items():
-        if digest.count != expected[name]:
-            raise IntegrityError(f"{name!r}: owners cover {digest.count} of {expected[name]} elements")
-    return table
+join_audit = joined_audit
+"""Digest of every whole candidate tensor from the owners' partial sums (B6)."""
 
 
 def check_acks(acks: Mapping[str, ApplyAck], manifest: Manifest, digest: str) -> None:

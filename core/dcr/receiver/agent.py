@@ -26,6 +26,7 @@ from dcr.model import (
 )
 from dcr.receiver import rules
 from dcr.receiver.area import Room, StagingArea
+from dcr.receiver.catch_up import CatchUpPolicy
 from dcr.receiver.examine import Examiner
 from dcr.receiver.fences import Fences
 from dcr.receiver.holding import Holding
@@ -53,11 +54,13 @@ class ReceiverAgent:
         check: str = "written",
         slice_bytes: int = 16 << 20,
         room: Room | None = None,
+        catch_up: CatchUpPolicy | None = CatchUpPolicy(),  # noqa: B008 -- frozen
     ) -> None:
         """Prewarm, unless ``applier`` has been. ``check`` is that of ``dcr.config.RefitConfig``.
 
         ``slice_bytes``: how much a step of the background audit reads at once. ``room`` is for payloads that
-        wait for the gate to shut; by default that of ``Room``, none of it on disk.
+        wait for the gate to shut; by default that of ``Room``, none of it on disk. ``catch_up`` None:
+        every restore is a dense load.
 
         Raises:
             UnsupportedPath: the loader cannot take deltas.
@@ -72,7 +75,7 @@ class ReceiverAgent:
         self._catalogue = catalogue
         self._catalogue_digest = catalogue.digest()
         self._limits = Limits.of_catalogue(catalogue)
-        self._prover = Prover(applier, archive, catalogue, check)
+        self._prover = Prover(applier, archive, catalogue, check, catch_up)
         self._fences = Fences()
         self._held = Holding(name, applier, self._prover, gate)
         self._stager = Stager(name, StagingArea(room or Room()), transport, archive)
@@ -120,9 +123,9 @@ class ReceiverAgent:
             return self._report()
 
     def restore(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
-        """Load ``record``'s version from the archive and prove it; the gate stays as closed as it was.
+        """Bring storage to ``record``'s version, from the archive, and prove it; the gate stays as it was.
 
-        Nothing is done if this receiver holds exactly that version already.
+        Nothing is done if this receiver holds exactly that version already; see ``Prover.restore``.
 
         Raises:
             Conflict: ``attempt`` is not the fenced one, or was acknowledged here.
@@ -138,7 +141,9 @@ class ReceiverAgent:
             observe.point("receiver.restore.before", version=record.version)
             self._held.stand(rules.EMPTY)
             self._held.changed = True
-            self._held.classification = self._prover.load(record, lambda: self._fences.is_cancelled(attempt))
+            self._held.classification = self._prover.restore(
+                record, lambda: self._fences.is_cancelled(attempt)
+            )
             self._held.stand(rules.clean(record), record)
             observe.point("receiver.restore.after", version=record.version)
             return self._report()

@@ -1,5 +1,6 @@
 """Proving what resident storage holds (DESIGN P8, R13, B6). The caller holds the receiver's lock."""
 
+import logging
 import time
 
 from dcr import observe
@@ -15,25 +16,36 @@ from dcr.model import (
     from_json,
 )
 from dcr.receiver import rules
+from dcr.receiver.catch_up import CatchUp, CatchUpPolicy
 from dcr.receiver.failures import as_refit_error
 from dcr.receiver.writer import Cancelled, Writer
 from dcr.transport.base import Archive
 from dcr.transport.replay import replay, replay_tensors
 
+_log = logging.getLogger(__name__)
+
 
 class Prover:
     """Compares what ``writer`` reads back with committed and announced digests.
 
-    ``check`` is that of ``dcr.config.RefitConfig``.
+    ``check`` is that of ``dcr.config.RefitConfig``. Without a ``policy`` every restore is a dense load.
     """
 
-    def __init__(self, writer: Writer, archive: Archive, catalogue: Catalogue, check: str) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        archive: Archive,
+        catalogue: Catalogue,
+        check: str,
+        policy: CatchUpPolicy | None = None,
+    ) -> None:
         self.specs = catalogue.by_name()
         self._writer = writer
         self._archive = archive
         self._catalogue = catalogue
         self._check = check
         self._table: tuple[str, AuditTable] = ("", {})
+        self._catch_up = None if policy is None else CatchUp(writer, archive, catalogue, policy)
 
     def committed(self, record: CommitRecord) -> AuditTable:
         """Audit table of ``record``; the last one is kept."""
@@ -46,8 +58,29 @@ class Prover:
         """Canonical bits [num_elements] of ``record``'s tensor with that primary name, from the archive."""
         return replay_tensors(self._archive, record, self._catalogue, [name])[name]
 
+    def restore(self, record: CommitRecord, cancelled: Cancelled) -> Classification:
+        """Bring storage to ``record``'s version and prove it; the classes that hold from now on.
+
+        By one composed delta, if an older version is resident; else, and if that fails, by a dense load.
+
+        Raises:
+            RefitError: whatever failed; storage is torn.
+        """
+        if self._catch_up is not None:
+            try:
+                classes = self._catch_up.bring(record, self.committed(record), cancelled)
+            except Exception as err:  # noqa: BLE001 -- a loader may raise anything; a dense load repairs it
+                _log.warning(
+                    "version %d is loaded densely, since catching up failed: %s: %s",
+                    record.version, type(err).__name__, err,
+                )  # fmt: skip
+            else:
+                if classes is not None:
+                    return classes
+        return self.load(record, cancelled)
+
     def load(self, record: CommitRecord, cancelled: Cancelled) -> Classification:
-        """Restore ``record``'s version from the archive and prove it; the classes that hold from now on.
+        """Load ``record``'s version densely from the archive and prove it; see ``restore``.
 
         Raises:
             RefitError: whatever failed; storage is torn.

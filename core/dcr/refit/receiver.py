@@ -3,19 +3,22 @@
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
-from dcr.config import CHECKS, CommitConfig, RefitConfig, StagingConfig
+from dcr.config import CHECKS, ChainConfig, CommitConfig, RefitConfig, StagingConfig
 from dcr.errors import ConfigError, Unreachable
 from dcr.model import Catalogue, CommitRecord, new_nonce
 from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.area import Room
+from dcr.receiver.catch_up import CatchUpPolicy, Lend
 from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.ports import NativeLoader, RequestGate
 from dcr.receiver.rank import RankPort
 from dcr.receiver.writer import Writer
 from dcr.refit.background import MIB
 from dcr.refit.site import Site, find_record
+from dcr.transport.depot import Depot
 
 
 def await_record(site: Site, config: CommitConfig, *, deadline_s: float) -> CommitRecord:
@@ -55,7 +58,8 @@ def compose_receiver(
 
         return local_writer(loader, catalogue)
 
-    return _compose(name, site, record, writer=writer, gate=gate, config=config)
+    policy = catch_up_policy(config.chain)
+    return _compose(name, site, record, writer=writer, gate=gate, config=config, policy=policy)
 
 
 def compose_instance(
@@ -77,10 +81,16 @@ def compose_instance(
     def writer(catalogue: Catalogue) -> Writer:
         return InstanceWriter(ranks(catalogue), catalogue)
 
-    return _compose(name, site, record, writer=writer, gate=gate, config=config)
+    policy = catch_up_policy(config.chain, Depot(site.store).lend)
+    return _compose(name, site, record, writer=writer, gate=gate, config=config, policy=policy)
 
 
-def _compose(
+def catch_up_policy(config: ChainConfig, lend: Lend = nullcontext) -> CatchUpPolicy | None:
+    """How a receiver catches up; None: by dense loads. ``lend`` is for ranks in other processes."""
+    return CatchUpPolicy(int(config.catch_up_mib * MIB), lend) if config.catch_up else None
+
+
+def _compose(  # noqa: PLR0913 -- one collaborator each
     name: str,
     site: Site,
     record: CommitRecord,
@@ -88,6 +98,7 @@ def _compose(
     writer: Callable[[Catalogue], Writer],
     gate: RequestGate,
     config: RefitConfig,
+    policy: CatchUpPolicy | None,
 ) -> ReceiverAgent:
     if config.check not in CHECKS:
         raise ConfigError(f"check: {config.check!r} is not a choice; accepted: {', '.join(CHECKS)}")
@@ -103,6 +114,7 @@ def _compose(
         check=config.check,
         slice_bytes=int(config.audit.slice_mib * MIB),
         room=_room(name, site, config.staging),
+        catch_up=policy,
     )
 
 

@@ -1,11 +1,15 @@
 """The run's durable objects: manifests, audit tables, catalogues, committed payloads (DESIGN P3, B5)."""
 
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from dcr.errors import ConfigError, PayloadError
 from dcr.model import Manifest, PayloadRef, RunId, digest_hex
-from dcr.transport.base import ObjectStore
-from dcr.transport.keys import CLOSE, PAYLOAD, check_segment, payload_key
+from dcr.transport.base import ObjectStore, Retained
+from dcr.transport.keys import RESERVED, anchor_key, check_segment, payload_key
+from dcr.transport.reading import reading
+from dcr.transport.retained import retained
 
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -48,9 +52,18 @@ class StoreArchive:
         Raises:
             MissingObject: it is not there.
         """
-        return self._store.get(payload_key(self._run, manifest.attempt_of(ref), ref.owner, ref.sequence))
+        key = anchor_key if manifest.is_later_anchor else payload_key
+        return self._store.get(key(self._run, manifest.attempt_of(ref), ref.owner, ref.sequence))
+
+    def retained(self) -> Retained:
+        """See ``Archive``."""
+        return retained(self._store, self._run)
+
+    def reading(self, version: int) -> AbstractContextManager[Callable[[], None]]:
+        """See ``Archive``."""
+        return reading(self._store, self._run, version)
 
     def _key(self, kind: str, digest: str) -> str:
-        if check_segment(kind, "kind") in (PAYLOAD, CLOSE):
-            raise ConfigError(f"kind {kind!r} is taken: such keys belong to attempts and are collected")
+        if check_segment(kind, "kind") in RESERVED:
+            raise ConfigError(f"kind {kind!r} is taken: such keys are no digests and are collected")
         return f"{self._run}/{kind}/{digest}"

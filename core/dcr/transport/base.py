@@ -1,6 +1,8 @@
 """Ports between the protocol and whatever moves bytes (paper section 7, DESIGN R18, P6, P7)."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from dcr.model import AttemptId, Manifest, OwnerClose, PayloadRef
@@ -79,6 +81,30 @@ class Transport(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A later version's planes, whole, beside the delta that led to it (B5).
+
+    ``attempt`` committed the version and ``link`` is the digest of the manifest that it was committed
+    with; ``manifest`` is that of the anchor's own list, of ``num_bytes`` payload bytes. ``step`` is the
+    training step.
+    """
+
+    attempt: AttemptId
+    link: str
+    manifest: str
+    num_bytes: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """Where chains may begin: ``anchors``, newest first. Versions before ``floor`` are not kept."""
+
+    floor: int
+    anchors: tuple[Anchor, ...]
+
+
 class Archive(Protocol):
     """Durable, immutable objects of a run that outlive attempts: manifests, tables, committed payloads."""
 
@@ -97,4 +123,16 @@ class Archive(Protocol):
 
     def get_payload(self, manifest: Manifest, ref: PayloadRef) -> bytes:
         """Return the bytes of a payload that ``manifest`` names (unverified; the codec parses them)."""
+        ...
+
+    def retained(self) -> Retained:
+        """Which later anchors there are now, and which versions are kept."""
+        ...
+
+    def reading(self, version: int) -> AbstractContextManager[Callable[[], None]]:
+        """Nothing that ``version`` and later ones need is pruned inside the block.
+
+        It gives what must be called now and then while it lasts. Raises IntegrityError if ``version`` is
+        not kept.
+        """
         ...

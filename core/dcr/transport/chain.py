@@ -4,33 +4,74 @@ Every fault of a stored object becomes an IntegrityError that names the version 
 store that fails for now (StoreError other than MissingObject) surfaces as it is: try again.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dcr.errors import IntegrityError, MissingObject, PayloadError
 from dcr.model import AttemptId, CommitRecord, Manifest, from_json
-from dcr.transport.base import Archive
+from dcr.transport.base import Anchor, Archive
+
+_log = logging.getLogger(__name__)
 
 
 def chain(archive: Archive, record: CommitRecord) -> list[Manifest]:
-    """Every manifest from the anchor to ``record.version``, oldest first.
+    """What ``record.version`` is rebuilt from, oldest first: the newest anchor that can be read, then deltas.
 
     Raises:
-        IntegrityError: one is missing or damaged, or does not continue its parent.
+        IntegrityError: a manifest is missing or damaged, or does not continue its parent.
         StoreError: the store failed; nothing is lost, try again.
     """
-    child = _read(archive, record, record.version, record.manifest)
-    require(record.version, "the record's manifest", attempt=(child.attempt, record.attempt))
-    manifests = [child]
-    while child.parent is not None:
-        attempt, digest = child.parent
-        parent = _read(archive, record, child.attempt.version - 1, digest)
-        _check_link(child, parent, attempt)
-        manifests.append(parent)
-        child = parent
-    if not manifests[-1].overwrite_only:
-        raise IntegrityError(f"version {manifests[-1].attempt.version}: the anchor is not overwrite only")
-    return manifests[::-1]
+    return next(chains(archive, record))
+
+
+def chains(archive: Archive, record: CommitRecord) -> Iterator[list[Manifest]]:
+    """As ``chain``, then, when asked for more, ever longer ones from the anchors before; the last is v0's.
+
+    Raises:
+        IntegrityError: nothing leads further back; at the first one as ``chain``.
+        StoreError: the store failed; nothing is lost, try again.
+    """
+    anchors = {anchor.link: anchor for anchor in archive.retained().anchors}
+    later: list[Manifest] = []
+    for digest, manifest in _walk(archive, record):
+        planes = _planes(archive, manifest, anchors.get(digest))
+        if planes is not None:
+            yield [planes, *later[::-1]]
+        later.append(manifest)
+    if not later[-1].overwrite_only:
+        raise IntegrityError(f"version {later[-1].attempt.version}: the anchor is not overwrite only")
+    yield later[::-1]
+
+
+def history(archive: Archive, record: CommitRecord) -> list[Manifest]:
+    """The manifest that each kept version was committed with, oldest first.
+
+    The first one is v0's anchor or, where older versions were pruned, that of a version with an anchor.
+
+    Raises:
+        IntegrityError, StoreError: as ``chain``.
+    """
+    oldest, found = archive.retained().floor, []
+    for _, manifest in _walk(archive, record):
+        found.append(manifest)
+        if manifest.attempt.version <= oldest:
+            break
+    return found[::-1]
+
+
+def links(archive: Archive, record: CommitRecord, since: int) -> list[Manifest]:
+    """The manifests of the versions after ``since`` up to ``record``'s, oldest first.
+
+    Raises:
+        IntegrityError, StoreError: as ``chain``.
+    """
+    found: list[Manifest] = []
+    for _, manifest in _walk(archive, record) if since < record.version else ():
+        found.append(manifest)
+        if manifest.attempt.version <= since + 1:
+            break
+    return found[::-1]
 
 
 @contextmanager
@@ -53,6 +94,42 @@ def require(version: int, what: str, /, **pairs: tuple[object, object]) -> None:
     for field, (found, wanted) in pairs.items():
         if found != wanted:
             raise IntegrityError(f"version {version}: {what} has {field} {found}, wanted {wanted}")
+
+
+def _walk(archive: Archive, record: CommitRecord) -> Iterator[tuple[str, Manifest]]:
+    """Digest and manifest of ``record``'s version, then of each before it, every link checked."""
+    digest = record.manifest
+    child = _read(archive, record, record.version, digest)
+    require(record.version, "the record's manifest", attempt=(child.attempt, record.attempt))
+    yield digest, child
+    while child.parent is not None:
+        attempt, digest = child.parent
+        parent = _read(archive, record, child.attempt.version - 1, digest)
+        _check_link(child, parent, attempt)
+        yield digest, parent
+        child = parent
+
+
+def _planes(archive: Archive, manifest: Manifest, anchor: Anchor | None) -> Manifest | None:
+    """The list of ``anchor``, which lies beside ``manifest``; None if there is none that can be used."""
+    if anchor is None:
+        return None
+    version, what = manifest.attempt.version, f"anchor manifest {anchor.manifest}"
+    try:
+        with proven(version, what):
+            planes = from_json(Manifest, archive.get_object("manifest", anchor.manifest))
+        require(
+            version,
+            what,
+            run=(planes.run, manifest.run),
+            attempt=(planes.attempt, manifest.attempt),
+            catalogue=(planes.catalogue, manifest.catalogue),
+            whole=(planes.is_later_anchor and planes.overwrite_only, True),
+        )
+    except IntegrityError as err:
+        _log.warning("an anchor is left out, the one before it is used: %s", err)
+        return None
+    return planes
 
 
 def _read(archive: Archive, record: CommitRecord, version: int, digest: str) -> Manifest:

@@ -4,11 +4,13 @@ An overwrite absorbs what came before it; anything after an overwrite is one; ma
 differences with differences. A mask and a difference on one element do not combine without its bits:
 the later one goes to a further *pass*. Passes are applied in order; within one, no element occurs twice.
 
-Shapes: E entries of one item or pass; locations int64 [E] strictly increasing, values stored bits [E].
+Shapes: E entries of one item or pass; locations int64 [E] strictly increasing, values stored bits [E];
+N elements of the tensor.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,24 +18,26 @@ from numpy.typing import NDArray
 
 from dcr.codec import Item
 from dcr.errors import ConfigError
-from dcr.model import Bits, Catalogue, CommitRecord, Encoding, bits_dtype
+from dcr.model import Bits, Catalogue, CommitRecord, Encoding, Manifest, bits_dtype
 from dcr.transport.base import Archive
-from dcr.transport.chain import chain
+from dcr.transport.chain import links
 from dcr.transport.replay import checked_items
 from dcr.transport.values import combined
 
 _KINDS = (Encoding.OVERWRITE, Encoding.XOR, Encoding.DELTA16)
 _SET = 0
+_UNTOUCHED = len(_KINDS)
 Locations = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Kinds = NDArray[np.uint8]
 
 
 @dataclass(slots=True)
 class _Pass:
-    """What happens to each of E elements: ``kinds`` [E] are positions in ``_KINDS``."""
+    """What a further pass does to each of E elements: ``kinds`` [E] are positions in ``_KINDS``."""
 
     locations: Locations
-    kinds: NDArray[np.uint8]
+    kinds: Kinds
     values: Bits
 
     def find(self, locations: Locations) -> tuple[NDArray[np.intp], Flags]:
@@ -59,11 +63,17 @@ class _Pass:
 
 
 class Composition:
-    """The deltas of one tensor so far; at most one pass more than masks and differences alternate."""
+    """The deltas of one tensor so far; at most one pass more than masks and differences alternate.
+
+    The first pass lies dense in memory, a byte and an element's width for each of N: adding costs O(E).
+    """
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
         self._name, self._shape, self._dtype = name, shape, dtype
-        self._passes = [self._empty()]
+        num_elements = int(np.prod(shape, dtype=np.int64))
+        self._kinds = np.full(num_elements, _UNTOUCHED, np.uint8)
+        self._values = np.zeros(num_elements, bits_dtype(dtype))
+        self._further: list[_Pass] = []
 
     def add(self, item: Item) -> None:
         """Let ``item`` follow what was added before.
@@ -77,74 +87,94 @@ class Composition:
             self._set(item.locations, item.values)
             return
         kind, locations, values = _KINDS.index(item.encoding), item.locations, item.values
-        for index in reversed(range(len(self._passes))):
+        for index in reversed(range(len(self._further))):
             held = self._combine(index, kind, locations, values)
             locations, values = locations[~held], values[~held]
-        self._passes[0].insert(locations, kind, values)
+        self._begin(kind, locations, values)
 
-    def items(self) -> list[Item]:
-        """Items to be applied in this order; nothing where nothing was added."""
+    def passes(self) -> list[list[Item]]:
+        """Items of each pass, which are to be applied in this order; nothing where nothing was added."""
+        touched = np.flatnonzero(self._kinds != _UNTOUCHED)
+        first = self._items(touched, self._kinds[touched], self._values[touched])
+        further = [self._items(each.locations, each.kinds, each.values) for each in self._further]
+        return [items for items in (first, *further) if items]
+
+    def _items(self, locations: Locations, kinds: Kinds, values: Bits) -> list[Item]:
         found = []
-        for each in self._passes:
-            for kind, encoding in enumerate(_KINDS):
-                mine = each.kinds == kind
-                if mine.any():
-                    item = Item(self._name, self._shape, self._dtype, encoding,
-                                each.locations[mine], each.values[mine])  # fmt: skip
-                    found.append(item)
+        for kind, encoding in enumerate(_KINDS):
+            mine = kinds == kind
+            if mine.any():
+                at, bits = (locations, values) if mine.all() else (locations[mine], values[mine])
+                found.append(Item(self._name, self._shape, self._dtype, encoding, at, bits))
         return found
 
-    def _empty(self) -> _Pass:
-        return _Pass(np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, bits_dtype(self._dtype)))
-
     def _set(self, locations: Locations, values: Bits) -> None:
-        for each in self._passes:
+        self._kinds[locations], self._values[locations] = _SET, values
+        for each in self._further:
             each.drop(locations)
-        self._passes[0].insert(locations, _SET, values)
-        while len(self._passes) > 1 and not self._passes[-1].locations.size:
-            self._passes.pop()
+        while self._further and not self._further[-1].locations.size:
+            self._further.pop()
+
+    def _begin(self, kind: int, locations: Locations, values: Bits) -> None:
+        """Combine with the first pass; elements of which further ones do something are not among these."""
+        before = self._kinds[locations]
+        fresh, fits = before == _UNTOUCHED, (before == _SET) | (before == kind)
+        at = locations[fresh]
+        self._kinds[at], self._values[at] = kind, values[fresh]
+        at = locations[fits]
+        self._values[at] = combined(_KINDS[kind], self._values[at], values[fits])
+        self._defer(0, kind, locations, values, ~(fresh | fits))
 
     def _combine(self, index: int, kind: int, locations: Locations, values: Bits) -> Flags:
-        """Combine with what pass ``index`` does to an element, or go to the next; which elements it has."""
-        each = self._passes[index]
+        """Combine with what further pass ``index`` does to an element, or go to the next; which it has."""
+        each = self._further[index]
         at, held = each.find(locations)
         at, own = at[held], values[held]
-        fits = (each.kinds[at] == _SET) | (each.kinds[at] == kind)
+        fits = each.kinds[at] == kind
         each.values[at[fits]] = combined(_KINDS[kind], each.values[at[fits]], own[fits])
-        if not fits.all():
-            if index + 1 == len(self._passes):
-                self._passes.append(self._empty())
-            self._passes[index + 1].insert(locations[held][~fits], kind, own[~fits])
+        self._defer(index + 1, kind, locations[held], own, ~fits)
         return held
 
+    def _defer(self, index: int, kind: int, locations: Locations, values: Bits, which: Flags) -> None:
+        """Leave ``which`` of these to further pass ``index``, which does nothing to them yet."""
+        if not which.any():
+            return
+        if index == len(self._further):
+            self._further.append(_Pass(np.zeros(0, np.int64), np.zeros(0, np.uint8), values[:0]))
+        self._further[index].insert(locations[which], kind, values[which])
 
-def compose(items: Iterable[Item]) -> list[Item]:
-    """One list of items, of any tensors, with the effect of all ``items`` in their order.
 
-    Items of a tensor stay together, tensors are in the order of their first item.
+def compose(items: Iterable[Item]) -> list[list[Item]]:
+    """Passes with the effect of all ``items``, of any tensors, in their order.
+
+    Within a pass the items of a tensor stay together, tensors are in the order of their first item.
     """
     found: dict[str, Composition] = {}
     for item in items:
+        if not item.num_entries:
+            continue
         if item.name not in found:
             found[item.name] = Composition(item.name, tuple(item.shape), item.dtype)
         found[item.name].add(item)
-    return [item for composition in found.values() for item in composition.items()]
+    alike = zip_longest(*(composition.passes() for composition in found.values()), fillvalue=())
+    return [[item for items in each for item in items] for each in alike]
 
 
-def apply_composed(items: Iterable[Item], tensors: dict[str, NDArray[Any]]) -> None:
-    """Apply ``items`` in place to flat stored bits by name."""
-    for item in items:
-        bits = tensors[item.name]
-        bits[item.locations] = combined(item.encoding, bits[item.locations], item.values)
+def apply_composed(passes: Iterable[Iterable[Item]], tensors: dict[str, NDArray[Any]]) -> None:
+    """Apply ``passes`` in place to flat stored bits by name."""
+    for items in passes:
+        for item in items:
+            bits = tensors[item.name]
+            bits[item.locations] = combined(item.encoding, bits[item.locations], item.values)
 
 
 def catch_up(
     archive: Archive, record: CommitRecord, catalogue: Catalogue, *, since: int, names: Collection[str]
-) -> list[Item]:
+) -> list[list[Item]]:
     """The one delta that leads from version ``since`` to ``record``'s, for the tensors with these names.
 
-    Where an anchor lies after ``since`` it begins there: the anchor overwrites everything. Memory: what
-    changed of ``names``, 10 to 17 bytes an element; ask for a part of the tensors at a time.
+    Memory: a byte and an element's width for each element of ``names`` that change at all; ask for a
+    part of the tensors at a time.
 
     Raises:
         ConfigError: ``since`` is after ``record``'s version, or no version.
@@ -153,7 +183,22 @@ def catch_up(
     """
     if not 0 <= since <= record.version:
         raise ConfigError(f"version {since} does not come before version {record.version}")
+    return composed(archive, links(archive, record, since), catalogue, names)
+
+
+def composed(
+    archive: Archive,
+    manifests: Sequence[Manifest],
+    catalogue: Catalogue,
+    names: Collection[str],
+    keep: Callable[[], None] = lambda: None,
+) -> list[list[Item]]:
+    """As ``catch_up``, over the given links; ``keep`` is called before each, see ``Archive.reading``."""
     wanted = frozenset(names)
-    manifests = [each for each in chain(archive, record) if each.attempt.version > since]
-    found = (item for manifest in manifests for item in checked_items(archive, manifest, catalogue))
-    return compose(item for item in found if item.name in wanted)
+
+    def found() -> Iterable[Item]:
+        for manifest in manifests:
+            keep()
+            yield from checked_items(archive, manifest, catalogue)
+
+    return compose(item for item in found() if item.name in wanted)

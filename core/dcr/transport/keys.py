@@ -13,6 +13,12 @@ _ATTEMPT = re.compile(r"(0|[1-9][0-9]*)-(0|[1-9][0-9]*)", re.ASCII)
 _MAX_KEY_BYTES = 1024
 PAYLOAD = "payload"
 CLOSE = "close"
+ANCHOR = "anchor"
+ANCHORED = "anchored"
+FLOOR = "floor"
+READER = "reader"
+RESERVED = (PAYLOAD, CLOSE, ANCHOR, ANCHORED, FLOOR, READER)
+"""First segments, below the run, of what is not kept under its own digest."""
 
 
 def check_key(key: str) -> str:
@@ -64,6 +70,31 @@ def payload_key(run: RunId, attempt: AttemptId, owner: int, sequence: int) -> st
 def close_key(run: RunId, attempt: AttemptId, owner: int) -> str:
     """Key of an owner's closed list: ``<run>/close/<version>-<number>/<owner>``."""
     return f"{run}/{CLOSE}/{attempt}/{owner}"
+
+
+def anchor_key(run: RunId, attempt: AttemptId, owner: int, sequence: int) -> str:
+    """Key of one payload of a later anchor: ``<run>/anchor/<version>-<number>/<owner>/<sequence>``."""
+    return f"{run}/{ANCHOR}/{attempt}/{owner}/{sequence}"
+
+
+def anchor_close_key(run: RunId, attempt: AttemptId, owner: int) -> str:
+    """Key of an owner's closed list of a later anchor: ``<run>/anchor/<version>-<number>/close/<owner>``."""
+    return f"{run}/{ANCHOR}/{attempt}/{CLOSE}/{owner}"
+
+
+def anchored_key(run: RunId, attempt: AttemptId) -> str:
+    """Key under which a complete anchor is found: ``<run>/anchored/<version>-<number>``."""
+    return f"{run}/{ANCHORED}/{attempt}"
+
+
+def floor_key(run: RunId, version: int) -> str:
+    """Key that says that versions before ``version`` are not kept: ``<run>/floor/<version>``."""
+    return f"{run}/{FLOOR}/{version}"
+
+
+def reader_key(run: RunId, nonce: str) -> str:
+    """Key of a reader's lease: ``<run>/reader/<nonce>``."""
+    return f"{run}/{READER}/{nonce}"
 
 
 def parse_attempt(segment: str) -> AttemptId | None:

@@ -4,7 +4,8 @@ Used by owners whose trackers are torn or lost, by empty receivers, and by expor
 proven tensor by tensor against the record's audit table before it is returned.
 """
 
-from collections.abc import Collection, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,14 +28,17 @@ from dcr.model import (
     from_json,
 )
 from dcr.transport.base import Archive
-from dcr.transport.chain import chain, proven, require
+from dcr.transport.chain import chains, proven, require
 from dcr.transport.values import combined
 
 Tensors: TypeAlias = dict[str, Bits]
+_log = logging.getLogger(__name__)
 
 
 def replay(archive: Archive, record: CommitRecord, catalogue: Catalogue) -> Tensors:
     """Flat unsigned canonical bits [num_elements] of every catalogue tensor, by primary name.
+
+    It begins with the newest anchor; should that turn out to be damaged, with the one before.
 
     Raises:
         IntegrityError: an object is missing or damaged, the chain does not hold together, the
@@ -56,15 +60,51 @@ def replay_tensors(
     if unknown := sorted(set(names).difference(specs)):
         raise ConfigError(f"{unknown[0]!r} is no primary name of the catalogue; ask for primary names")
     require(record.version, "the record", catalogue=(record.catalogue, catalogue.digest()))
+    with archive.reading(record.version) as keep:
+        found, failure = chains(archive, record), None
+        while True:
+            manifests = _next(found, record, failure)
+            try:
+                return _rebuild(archive, record, catalogue, names, manifests, keep)
+            except IntegrityError as err:
+                failure = failure or err
+
+
+def _next(
+    found: Iterator[list[Manifest]], record: CommitRecord, failure: IntegrityError | None
+) -> list[Manifest]:
+    """The next chain of ``found``; what has failed with the first one is raised if there is no other."""
+    try:
+        manifests = next(found)
+    except (IntegrityError, StopIteration) as err:
+        raise failure or err from None
+    if failure is not None:
+        first = manifests[0].attempt.version
+        _log.warning(
+            "%s; version %d is rebuilt from the anchor of version %d", failure, record.version, first
+        )
+    return manifests
+
+
+def _rebuild(
+    archive: Archive,
+    record: CommitRecord,
+    catalogue: Catalogue,
+    names: Collection[str],
+    manifests: Sequence[Manifest],
+    keep: Callable[[], None],
+) -> Tensors:
+    specs = {spec.name: spec for spec in catalogue.tensors}
     target = _Target(
         specs=specs,
         aliases=frozenset(alias for spec in catalogue.tensors for alias in spec.aliases),
         bits={name: np.zeros(specs[name].num_elements, bits_dtype(specs[name].dtype)) for name in names},
         limits=Limits.of_catalogue(catalogue),
     )
-    anchor, *later = chain(archive, record)
+    anchor, *later = manifests
     _apply_anchor(archive, anchor, target)
     for manifest in later:
+        keep()
         for item in _items(archive, manifest, target.limits):
             _apply(manifest, item, target)
     with observe.span("replay.prove", version=record.version):
