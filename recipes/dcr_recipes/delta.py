@@ -136,4 +136,5 @@ def _figures(report: SyncReport, left_out: tuple[str, ...]) -> Figures:
         num_attempts=report.num_attempts,
         manifest=report.record.manifest,
         left_out=left_out,
+        pause_s=max(report.pauses.values(), default=None),
     )

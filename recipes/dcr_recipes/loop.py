@@ -40,7 +40,8 @@ class Figures:
     """One refit. ``seconds`` and ``num_attempts`` are None if a crash kept them from being reported.
 
     ``manifest`` names the list of its payloads in the archive; empty for a dense refit. ``left_out`` are
-    the instances that it was committed without (P11).
+    the instances that it was committed without (P11). ``pause_s``: for how many seconds the gate was shut of
+    the instance that was shut longest, None if that is not known.
     """
 
     version: int
@@ -52,6 +53,7 @@ class Figures:
     num_attempts: int | None
     manifest: str = ""
     left_out: tuple[str, ...] = ()
+    pause_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +324,7 @@ def step_row(metrics: StepMetrics, figures: Figures) -> Row:
         "refit/payload_bytes": figures.payload_bytes,
         "refit/dense_bytes": figures.dense_bytes,
         "refit/seconds": figures.seconds,
+        "refit/pause_s": figures.pause_s,
         "refit/attempts": figures.num_attempts,
     }
 

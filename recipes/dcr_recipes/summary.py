@@ -47,8 +47,9 @@ def summarize(
     """Figures of the whole run. Bytes are sums over its refits, ``changed_fraction`` is the mean.
 
     ``uploaded_bytes`` and ``downloaded_bytes`` are payload bytes that owners stored and receivers fetched,
-    as counted where the store is asked, if they were. ``differing_bits`` is the sum over all refits and
-    instances, None if none was verified.
+    as counted where the store is asked, if they were. ``pause_mean_s`` and ``pause_max_s`` are of the longest
+    pause of an instance in each refit, where they are known. ``differing_bits`` is the sum over all refits
+    and instances, None if none was verified.
     """
     verified = [row["verify/differing_bits"] for row in rows if "verify/differing_bits" in row]
     changed = [row["refit/changed_fraction"] for row in rows]
@@ -57,6 +58,8 @@ def summarize(
         for name in (UPLOADED, DOWNLOADED)
         if any(f"refit/{name}" in row for row in rows)
     }
+    pauses = [row["refit/pause_s"] for row in rows if row.get("refit/pause_s") is not None]
+    paused = {"pause_mean_s": sum(pauses) / len(pauses), "pause_max_s": max(pauses)} if pauses else {}
     return {
         "num_steps": len(rows),
         "final_version": final_version,
@@ -64,6 +67,7 @@ def summarize(
         "payload_bytes": sum(row["refit/payload_bytes"] for row in rows),
         "dense_bytes": sum(row["refit/dense_bytes"] for row in rows),
         **traffic,
+        **paused,
         "changed_fraction": sum(changed) / len(changed) if changed else 0.0,
         "weights_digest": weights_digest,
         "rewards": [row["reward/mean"] for row in rows],

@@ -17,6 +17,7 @@ from dcr.model import (
     ReceiverDiagnosis,
     ReceiverReport,
     ReceiverState,
+    StagedAck,
 )
 from dcr.receiver.gate import ServingGate
 from dcr.refit.pump import Pump
@@ -82,7 +83,13 @@ class CountingAgent:
     def restore(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
         return self.fence(attempt, record)
 
-    def open_apply(self, attempt: AttemptId, record: CommitRecord) -> None:
+    def stage(self, attempt: AttemptId, record: CommitRecord, since: int) -> None:
+        self.calls.append(f"stage {attempt}")
+
+    def staged(self, attempt: AttemptId, manifest: str) -> StagedAck:
+        return StagedAck("runtime-0", attempt, manifest, 0, 0, 0, 0)
+
+    def open_apply(self, attempt: AttemptId, record: CommitRecord, manifest: str | None = None) -> None:
         self.calls.append(f"open_apply {attempt}")
 
     def finish(self, attempt: AttemptId, manifest: str) -> ApplyAck:
@@ -238,7 +245,18 @@ def test_an_instance_with_an_agent_serves_its_calls_and_refuses_dense_loads(tmp_
     worker = RuntimeWorker("r", HfEngine(model), storage=storage, gate=ServingGate(), agent=agent)
     with pytest.raises(ConfigError, match="refit=dense"):
         worker.load_dense(str(tmp_path / "w"), 0)
-    calls = {"fence", "restore", "open_apply", "finish", "settle", "stop_and_wait", "audit", "diagnose"}
+    calls = {
+        "stage",
+        "staged",
+        "fence",
+        "restore",
+        "open_apply",
+        "finish",
+        "settle",
+        "stop_and_wait",
+        "audit",
+        "diagnose",
+    }
     assert calls <= set(worker.handlers())
     worker.close()
 

@@ -10,7 +10,7 @@ Each rank composes one ``Refit``, calls ``open`` once and ``sync`` after every o
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dcr.commit.remote import HttpCaller
@@ -46,7 +46,8 @@ class SyncReport:
 
     ``num_changed`` of ``num_elements`` unique source elements changed; ``dense_bytes`` is what a
     dense refit would have moved. ``required`` are the receivers that took part (P11). ``num_attempts`` is
-    None where it is not known: on ranks other than 0, and after a crash of the coordinator.
+    None where it is not known: on ranks other than 0, and after a crash of the coordinator; ``pauses``,
+    seconds that each receiver's gate was shut by name, is empty there.
     """
 
     record: CommitRecord
@@ -58,6 +59,7 @@ class SyncReport:
     required: tuple[str, ...] = ()
     seconds: float | None = None
     num_attempts: int | None = None
+    pauses: dict[str, float] = field(default_factory=dict)
 
 
 class Refit:
@@ -177,16 +179,16 @@ class Refit:
         if self._residual is not None:
             self._residual.collect(parent.attempt)
         agent.present(step)
-        attempts = None
+        attempts, pauses = None, dict[str, float]()
         if self._rank == 0:
             report = self._asker.transition(step, parent.version, self._patience_s())
-            attempts = report.num_attempts or None
+            attempts, pauses = report.num_attempts or None, report.pauses
         self._record = agent.wait_committed(step, timeout_s=self._patience_s())
         if self._residual is not None:
             self._residual.settled(self._record.attempt)
         if self._rank == 0:
             Collector(self._site).after_commit(parent.attempt, self._record)
-        return self._report(time.monotonic() - start, attempts)
+        return replace(self._report(time.monotonic() - start, attempts), pauses=pauses)
 
     def last(self) -> SyncReport:
         """Figures of the committed version, from the archive; times are not kept there."""

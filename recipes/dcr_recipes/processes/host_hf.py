@@ -8,7 +8,7 @@ from dcr_adapters.hf.prompt_cache import PromptCache
 from dcr_recipes.models.build import served_config
 from dcr_recipes.processes.border import Context
 from dcr_recipes.processes.host import Host
-from dcr_recipes.processes.serving import site
+from dcr_recipes.processes.serving import refit_of, site
 from dcr_recipes.runtime.hf import HfEngine, LoaderStorage
 
 
@@ -23,7 +23,7 @@ def build(context: Context) -> Host:
         LoaderStorage(loader),
         gate,
         lambda record: compose_receiver(
-            context.name, site(context), record, loader=loader, gate=gate, config=config.refit_config()
+            context.name, site(context), record, loader=loader, gate=gate, config=refit_of(context)
         ),
         config.transport.poll_s,
     )

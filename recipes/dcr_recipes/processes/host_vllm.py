@@ -21,7 +21,7 @@ from dcr_recipes.launch.group import watch_group
 from dcr_recipes.models.build import served_config
 from dcr_recipes.processes.border import Context
 from dcr_recipes.processes.host import Host
-from dcr_recipes.processes.serving import site
+from dcr_recipes.processes.serving import refit_of, site
 from dcr_recipes.runtime.arguments import CONTEXT, EXTENSION, engine_arguments
 from dcr_recipes.runtime.worker import RuntimeWorker
 
@@ -60,7 +60,7 @@ def build(context: Context) -> Host:
             record,
             ranks=lambda catalogue: _ranks(context, workers, catalogue),
             gate=gate,
-            config=context.config.refit_config(),
+            config=refit_of(context),
         )
 
     serving = VllmEngine(engine, thread)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dcr.config import RefitConfig
 from dcr.refit import ControlSpec, Post, Site
 from dcr.transport.announce import Announcement
 from dcr.transport.announce import announce as announce_process
@@ -29,6 +30,13 @@ def site_of(folder: RunFolder, config: RunConfig) -> Site:
     """A run's meeting place: its id, its store and its endpoints."""
     ahead = config.transport.ahead
     return Site(folder.run_id.read_text().strip(), store_of(folder, config), folder.endpoints, ahead)
+
+
+def refit_of(context: Context) -> RefitConfig:
+    """What a receiver of this process is composed with; what it stages on disk lies in the run folder."""
+    config = context.config.refit_config()
+    path = config.staging.path or str(context.folder.root / "staging")
+    return replace(config, staging=replace(config.staging, path=path))
 
 
 def store_of(folder: RunFolder, config: RunConfig) -> ObjectStore:

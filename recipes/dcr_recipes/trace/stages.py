@@ -32,6 +32,8 @@ TRACKS: Mapping[str, str] = {
     "coordinator.mark_opened": "mark opened",
     "coordinator.open_apply": "open apply",
     "coordinator.construct": "construct",
+    "coordinator.stage": "stage",
+    "coordinator.staged": "stage",
     "coordinator.finish": "finish",
     "coordinator.commit": "commit",
     "coordinator.fold_in": "fold-in",
@@ -42,6 +44,8 @@ TRACKS: Mapping[str, str] = {
     "receiver.open_apply": "open apply",
     "receiver.fetch": "fetch",
     "receiver.decode": "decode",
+    "receiver.hold": "host staging",
+    "receiver.pause": "pause",
     "receiver.stage": "staging",
     "receiver.apply": "apply",
     "receiver.check": "checks",
@@ -53,10 +57,10 @@ TRACKS: Mapping[str, str] = {
 
 TRACK_ORDER: tuple[str, ...] = (
     "start-up", "rollout", "generate", "train", "checkpoint", "gather", "refit", "verify", "probe",
-    "prepare", "restore", "mark opened", "open apply", "construct",
+    "prepare", "restore", "mark opened", "open apply", "pause", "stage", "construct",
     "construction", "residual conversion", "comparison", "projection", "encoding", "compression", "sending",
-    "close", "fetch", "decode", "staging", "apply", "finish", "checks", "dense load", "commit", "fold-in",
-    "settle",
+    "close", "fetch", "host staging", "decode", "staging", "apply", "finish", "checks", "dense load",
+    "commit", "fold-in", "settle",
 )  # fmt: skip
 """Tracks from top to bottom, which is the order in which a transition passes them."""
 
@@ -87,6 +91,7 @@ PHASES: Mapping[str, str] = {
     "coordinator.prepare.before": "preparing, {attempt}",
     "coordinator.restore.before": "restoring receivers, attempt {attempt}",
     "coordinator.construct.before": "streaming attempt {attempt}",
+    "coordinator.staged.before": "waiting until attempt {attempt} is staged",
     "coordinator.finish.before": "finishing attempt {attempt}",
     "coordinator.commit.before": "committing attempt {attempt}",
     "coordinator.fold_in.before": "fold-in of attempt {attempt}",
