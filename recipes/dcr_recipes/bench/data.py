@@ -122,6 +122,11 @@ class Relative:
         # some of the products round to the number that was there
         self._drawn_rate = rate * rate * _SAMPLE_ELEMENTS / changes.locations.size
 
+    @property
+    def drawn_rate(self) -> float:
+        """Share of elements that must be multiplied so that ``rate`` of them changes."""
+        return self._drawn_rate
+
     def step(self, rng: np.random.Generator, master: Float32) -> tuple[Words, Changes]:
         """Bits before, uint16 [N], and what changes."""
         old = to_bfloat16(master)

@@ -25,6 +25,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     _construct(benches)
     _codec(benches)
     _apply(benches)
+    _refit(benches)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -184,3 +185,9 @@ def _share(word: str) -> float:
     if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"{word} is not a share between 0 and 1")
     return share
+
+
+def _refit(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from dcr_recipes.commands.bench_refit import TEXT, add_arguments
+
+    add_arguments(_bench(benches, "refit", TEXT))
