@@ -3,8 +3,9 @@
 Nothing here knows a model: names, shards and packed layouts are what ``load_weights`` makes of them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class VllmLoader:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Stream canonical tensors through the model's loader; it raises ValueError for unknown names."""
         with torch.no_grad(), self._as_current():
-            self.model.load_weights(_views(weights))  # type: ignore[operator]  # vLLM's protocol
+            self.model.load_weights(weights)  # type: ignore[operator]  # vLLM's protocol
 
     def resident(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer of this rank, by vLLM's names."""
@@ -41,14 +42,8 @@ class VllmLoader:
 
     def skips(self, name: str) -> bool:
         """A tied parameter's further name, one of another pipeline stage, or one that vLLM drops."""
-        from vllm.model_executor.models.utils import is_pp_missing_parameter
-
         runtime_name = self._runtime_name(name)
-        return (
-            runtime_name is None
-            or runtime_name in self._tied
-            or bool(is_pp_missing_parameter(runtime_name, self.model))
-        )
+        return runtime_name is None or runtime_name in self._tied or runtime_name.startswith(self._elsewhere)
 
     def refusals(self) -> dict[str, str]:
         """Quantized, laid out anew, packed or moving weights; see ``dcr_adapters.vllm.refusals``."""
@@ -80,18 +75,24 @@ class VllmLoader:
         return current
 
     def _runtime_name(self, name: str) -> str | None:
+        for mapper in self._mappers:
+            mapped = mapper.map_name(name)
+            if mapped is None:
+                return None
+            name = mapped
+        return name
+
+    @cached_property
+    def _mappers(self) -> tuple[Any, ...]:
         from vllm.model_executor.models.utils import AutoWeightsLoader
 
-        names = [name]
-        for mapper in (
-            AutoWeightsLoader.REMOVE_UNUSED_ROTARY_EMBEDS_MAPPER,
-            getattr(self.model, "hf_to_vllm_mapper", None),
-        ):
-            names = names if mapper is None else mapper.apply_list(names)
-        return names[0] if names else None
+        own = getattr(self.model, "hf_to_vllm_mapper", None)
+        dropped = AutoWeightsLoader.REMOVE_UNUSED_ROTARY_EMBEDS_MAPPER
+        return (dropped,) if own is None else (dropped, own)
 
+    @cached_property
+    def _elsewhere(self) -> tuple[str, ...]:
+        """Prefixes of what other pipeline stages hold."""
+        from vllm.model_executor.models.utils import get_pp_missing_layer_names
 
-def _views(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """A tensor object of its own for each item: loaders leave attributes on what they are given."""
-    for name, weight in weights:
-        yield name, weight.view(weight.shape)
+        return tuple(get_pp_missing_layer_names(self.model))

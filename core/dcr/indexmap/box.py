@@ -1,6 +1,7 @@
 """A strided box: one rectangular piece of a map between two flat index spaces (DESIGN section 4)."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -83,6 +84,7 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
+@lru_cache(maxsize=4096)  # layers are alike
 def nests(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether every stride exceeds the span of all smaller ones (dimensions of one element are free)."""
     reach = 0

@@ -13,7 +13,8 @@ class NativeLoader(Protocol):
     def load(self, weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
         """Run the runtime's own ``load_weights`` over a stream of canonical tensors.
 
-        Must consume the stream one tensor at a time and copy each before asking for the next.
+        Must consume the stream one tensor at a time and copy each before asking for the next. Each item is
+        a tensor object of its own: loaders leave attributes on what they are given.
         May raise anything for a name it does not know.
         """
         ...
