@@ -1,4 +1,4 @@
-"""The SGLang lane: runs in its own environment (``make lane-sglang``), is skipped where SGLang is not installed."""
+"""The SGLang lane: in its own environment (``make lane-sglang``), skipped where SGLang is not installed."""
 
 import importlib.util
 import os

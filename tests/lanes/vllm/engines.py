@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.lanes.vllm.run import Run
+from tests.lanes.shared.run import Run
 
 from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.workers.gate import EngineGate

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.lanes.vllm import checkpoints
+from tests.lanes.shared import checkpoints
+from tests.lanes.shared.run import Run
 from tests.lanes.vllm.engines import PROMPTS, Served, served
 from tests.lanes.vllm.flipping import EXTENSION
-from tests.lanes.vllm.run import Run
 
 from dcr.model import AuditFinding, ReceiverState
 from dcr.receiver.agent import ReceiverAgent

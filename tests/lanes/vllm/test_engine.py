@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.lanes.vllm import checkpoints
+from tests.lanes.shared import checkpoints
+from tests.lanes.shared.run import Run, Version
 from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS, Said, served
-from tests.lanes.vllm.run import Run, Version
 
 
 def fresh(model: Path, tp: int) -> list[list[int]]:

@@ -9,9 +9,10 @@ import pytest
 import torch
 import vllm  # noqa: F401 -- imported once, before ranks are forked
 from safetensors.torch import load_file
-from tests.lanes.vllm import checkpoints
-from tests.lanes.vllm.run import Run
-from tests.lanes.vllm.world import Layout, World, world
+from tests.lanes.shared import checkpoints
+from tests.lanes.shared.forked import World
+from tests.lanes.shared.run import Run
+from tests.lanes.vllm.world import Layout, world
 from torch import nn
 
 from dcr.errors import UnsupportedPath

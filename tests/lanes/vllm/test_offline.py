@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import vllm  # noqa: F401 -- imported once, before processes are forked
-from tests.lanes.vllm import checkpoints
+from tests.lanes.shared import checkpoints
+from tests.lanes.shared.run import Run, items_of
 from tests.lanes.vllm.offline import in_fork, offline, say
-from tests.lanes.vllm.run import Run, items_of
 
 from dcr.codec import Payload
 from dcr.model import Encoding, PathClass, to_json

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 import vllm  # noqa: F401 -- imported once, before processes are forked
-from tests.lanes.vllm import checkpoints
+from tests.lanes.shared import checkpoints
+from tests.lanes.shared.run import Run, Version
 from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS
 from tests.lanes.vllm.offline import in_fork, offline, say
-from tests.lanes.vllm.run import Run, Version
 from typing_extensions import override
 
 from dcr.errors import ConfigError

@@ -83,6 +83,11 @@ class RankServer:
             "load_dense": (File, self._load_dense),
         }
 
+    @property
+    def rank(self) -> int:
+        """This rank's number in its engine."""
+        return self._greeting.rank
+
     def answer(self, call: Call) -> Answer:
         """Do what ``call`` asks; whatever goes wrong is part of the answer."""
         rank = self._greeting.rank

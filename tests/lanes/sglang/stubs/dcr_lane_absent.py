@@ -10,6 +10,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from typing_extensions import override
+
 
 class Absent:
     """A name of an absent package, with any attribute. Raises RuntimeError when called."""
@@ -32,11 +34,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, package: str) -> None:
         self._prefix = f"{package}."
 
+    @override
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if not name.startswith(self._prefix):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
+    @override
     def exec_module(self, module: ModuleType) -> None:
         fill(module)
 
