@@ -5,8 +5,9 @@ import logging
 from dcr.errors import IntegrityError, PayloadError, StoreError
 from dcr.model import AttemptId, CommitRecord, Manifest, from_json
 from dcr.refit.site import Site
-from dcr.transport.chain import chain
+from dcr.transport.chain import history
 from dcr.transport.collect import collect_attempts, collect_between, named_earlier
+from dcr.transport.retention import Pruner
 
 _log = logging.getLogger(__name__)
 
@@ -14,8 +15,11 @@ _log = logging.getLogger(__name__)
 class Collector:
     """One process of a run has one. A store that fails for now is no error: what stays is removed later."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, keep_versions: int = 0) -> None:
+        """``keep_versions``: see ``dcr.config.ChainConfig``."""
         self._site = site
+        self._keep_versions = keep_versions
+        self._pruner: Pruner | None = None
 
     def after_commit(self, parent: AttemptId, record: CommitRecord) -> int:
         """Remove what the attempts between ``parent`` and ``record``'s left; how many objects it was.
@@ -32,12 +36,31 @@ class Collector:
     def at_start(self, record: CommitRecord) -> int:
         """Remove what failed attempts of any earlier version left; how many objects it was."""
         try:
-            manifests = chain(self._site.archive, record)
+            manifests = history(self._site.archive, record)
             keep, named = [manifest.attempt for manifest in manifests], named_earlier(manifests)
-            return len(collect_attempts(self._site.store, self._site.run, keep, named))
+            found = collect_attempts(self._site.store, self._site.run, keep, named)
+            found += self._pruning(record).collect_unlinked(record)
+            return len(found)
         except (StoreError, IntegrityError) as err:  # whoever needs the chain says what is wrong with it
             _log.warning("objects of failed attempts stay: %s", err)
             return 0
+
+    def prune(self, record: CommitRecord) -> int:
+        """Remove versions that need not be kept, and finish what was begun; how many objects it was."""
+        try:
+            found = self._pruning(record).prune(record, self._keep_versions)
+        except (StoreError, IntegrityError) as err:
+            _log.warning("versions that need not be kept stay: %s", err)
+            return 0
+        if found:
+            _log.info("version %d: %d objects of older ones are removed", record.version, len(found))
+        return len(found)
+
+    def _pruning(self, record: CommitRecord) -> Pruner:
+        if self._pruner is None:
+            catalogue = self._site.catalogue(record)
+            self._pruner = Pruner(self._site.store, self._site.archive, catalogue)
+        return self._pruner
 
     def _between(self, parent: AttemptId, record: CommitRecord) -> list[str]:
         if record.attempt.number <= parent.number + 1:

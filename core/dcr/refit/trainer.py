@@ -26,6 +26,7 @@ from dcr.model import (
     new_nonce,
     to_json,
 )
+from dcr.refit.anchoring import Anchorer
 from dcr.refit.asking import Asker
 from dcr.refit.claim import Claim, claim_folder
 from dcr.refit.collecting import Collector
@@ -87,6 +88,8 @@ class Refit:
         self._coordinator = site.coordinator(config.commit, self._caller)
         self._incarnation = new_nonce()
         self._asker = Asker(self._coordinator, site.archive, self._catalogue, self._incarnation)
+        self._anchorer = Anchorer(site, config.chain, self._catalogue, rank=rank)
+        self._collector = Collector(site, config.chain.keep_versions)
         self._claim: Claim | None = None
         self._agent: OwnerAgent | None = None
         self._server: Announcement | None = None
@@ -160,7 +163,8 @@ class Refit:
         if self._residual is not None and found is None:
             self._residual.settled(self._record.attempt)
         if self._rank == 0 and found is not None:
-            Collector(self._site).at_start(self._record)
+            self._collector.at_start(self._record)
+            self._collector.prune(self._record)
         return self._record
 
     def sync(self, step: int) -> SyncReport:
@@ -186,9 +190,9 @@ class Refit:
         self._record = agent.wait_committed(step, timeout_s=self._patience_s())
         if self._residual is not None:
             self._residual.settled(self._record.attempt)
-        if self._rank == 0:
-            Collector(self._site).after_commit(parent.attempt, self._record)
-        return replace(self._report(time.monotonic() - start, attempts), pauses=pauses)
+        seconds = time.monotonic() - start
+        self._tidy(parent, self._record, agent)
+        return replace(self._report(seconds, attempts), pauses=pauses)
 
     def last(self) -> SyncReport:
         """Figures of the committed version, from the archive; times are not kept there."""
@@ -252,6 +256,13 @@ class Refit:
             if time.monotonic() > end:
                 raise ConfigError(f"rank {self._rank} was not brought to the record; did rank 0 call open?")
             time.sleep(0.05)
+
+    def _tidy(self, parent: CommitRecord, record: CommitRecord, agent: OwnerAgent) -> None:
+        """What is no part of the transition: receivers serve ``record``'s version already."""
+        self._anchorer.after_commit(record, agent)
+        if self._rank == 0:
+            self._collector.after_commit(parent.attempt, record)
+            self._collector.prune(record)
 
     def _patience_s(self) -> float:
         commit = self._config.commit

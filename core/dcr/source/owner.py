@@ -32,7 +32,7 @@ from dcr.source.ports import ShardSource
 from dcr.source.publish import Lane, Work, close_list, publish_payloads
 from dcr.source.representation import FirstAttempt, Representation, Retry
 from dcr.source.turn import Turn
-from dcr.transport.base import Archive, Transport
+from dcr.transport.base import Archive, Outlet, Transport
 from dcr.transport.replay import replay_tensors
 
 
@@ -165,6 +165,26 @@ class OwnerAgent:
                 work = Work(GENESIS, -1, self._baseline.tasks, self._converter.anchor, check)
                 self._anchor = publish_payloads(work, self._lane)
             return self._close(self._anchor)
+
+    def publish_planes(self, record: CommitRecord, outlet: Outlet) -> OwnerClose:
+        """Publish the trackers of ``record``'s version, whole, through ``outlet``, and close the list (P14).
+
+        For the trainer, between two transitions: a tracker is never read while it is folded in. Idempotent.
+
+        Raises:
+            IntegrityError: the trackers are at another version.
+            AttemptFailed: a later attempt has begun, or other work did not end within the deadline.
+            Conflict: the outlet holds another version's bits under these names.
+            StoreError: the store failed; call again.
+        """
+        lane = replace(self._lane, transport=outlet)
+        with self._turn.hold(record.attempt) as check:
+            _require_version(self._baseline, record)
+            work = Work(record.attempt, -1, self._baseline.tasks, self._converter.anchor, check)
+            with observe.span("owner.planes", owner=self._rank, version=record.version):
+                close = publish_payloads(work, lane)
+        close_list(close, lane)
+        return close
 
     def fence(self, attempt: AttemptId, record: CommitRecord) -> OwnerReport:
         """End earlier attempts, bring the trackers to ``record`` and obey ``attempt`` (P6, P9).

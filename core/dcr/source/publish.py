@@ -14,7 +14,7 @@ from dcr.source.construct import MIB, Chunk, chunks
 from dcr.source.digests import DigestTable, TaskDigests, candidate_digest, partials
 from dcr.source.pipeline import CheckLive, Stages, run_pipeline
 from dcr.source.task import AffineTask
-from dcr.transport.base import Transport
+from dcr.transport.base import Outlet
 
 _log = logging.getLogger(__name__)
 _NEWS_SHARE = 0.05
@@ -48,7 +48,7 @@ class Lane:
     catalogue: str
     empty_names: tuple[str, ...]
     codec: CodecConfig
-    transport: Transport
+    transport: Outlet
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ from dcr.model import (
     to_json,
 )
 from dcr.transport.archive import StoreArchive
-from dcr.transport.base import ObjectStore
+from dcr.transport.base import Anchor, ObjectStore, Outlet
 from dcr.transport.object_transport import ObjectTransport
+from dcr.transport.planes import PlanesOutlet, link_anchor
 
 Tensors: TypeAlias = dict[str, NDArray[np.unsignedinteger[Any]]]
 
@@ -72,6 +73,17 @@ class History:
         self.tensors.append({name: bits.copy() for name, bits in tensors.items()})
         return self.record(manifest, self._audit(tensors))
 
+    def anchor(self, version: int) -> Anchor:
+        """Give ``version`` all of its planes, as its owners would have; needs ``audits``."""
+        record, tensors = self.records[version], self.tensors[version]
+        outlet, closes = PlanesOutlet(self.store, self.catalogue.run), []
+        for owner in range(self.num_owners):
+            items = self._items(None, tensors, owner, Encoding.OVERWRITE, tied=False)
+            audit = self._audit(tensors) if owner == 0 else {}
+            close = self._send(outlet, record.attempt, owner, items, audit=audit, parent=-1)
+            closes.append(close)
+        return link_anchor(self.store, self.archive, record, self.catalogue, closes)
+
     def record(self, manifest: Manifest, audit: AuditTable) -> CommitRecord:
         """Commit any manifest and audit table, also ones that are wrong."""
         record = CommitRecord(
@@ -101,27 +113,47 @@ class History:
         self, attempt: AttemptId, tensors: Mapping[str, NDArray[Any]], owner: int, encoding: Encoding
     ) -> OwnerClose:
         """One payload for each item; tensors are dealt to owners element by element."""
-        transport, refs = ObjectTransport(self.store, self.catalogue.run), []
-        before = self.tensors[-1] if self.tensors else None
-        for sequence, item in enumerate(self._items(before, tensors, owner, encoding)):
+        items = self._items(self.tensors[-1] if self.tensors else None, tensors, owner, encoding)
+        audit = self._audit(tensors) if self.audits and owner == 0 else {}
+        outlet = ObjectTransport(self.store, self.catalogue.run)
+        return self._send(outlet, attempt, owner, items, audit=audit, parent=attempt.version - 1)
+
+    def _send(
+        self,
+        outlet: Outlet,
+        attempt: AttemptId,
+        owner: int,
+        items: Iterator[Item],
+        *,
+        audit: AuditTable,
+        parent: int,
+    ) -> OwnerClose:
+        refs = []
+        for sequence, item in enumerate(items):
             data = encode_payload(
                 [item],
                 attempt=attempt,
                 owner=owner,
                 sequence=sequence,
                 run=self.catalogue.run,
+                parent=parent,
                 catalogue=self.catalogue.digest(),
             )
             ref = PayloadRef(owner, sequence, payload_digest(data), len(data))
-            transport.publish(attempt, ref, data)
+            outlet.publish(attempt, ref, data)
             refs.append(ref)
-        audit = self._audit(tensors) if self.audits and owner == 0 else {}
         close = OwnerClose(attempt, owner, tuple(refs), audit, 0, 0, "")
-        transport.close(close)
+        outlet.close(close)
         return close
 
     def _items(
-        self, before: Tensors | None, after: Mapping[str, NDArray[Any]], owner: int, encoding: Encoding
+        self,
+        before: Tensors | None,
+        after: Mapping[str, NDArray[Any]],
+        owner: int,
+        encoding: Encoding,
+        *,
+        tied: bool = True,
     ) -> Iterator[Item]:
         for spec in self.catalogue.tensors:
             old, new = before[spec.name] if before else None, after[spec.name]
@@ -130,7 +162,7 @@ class History:
             words = new.itemsize == 2
             fitting = Encoding.XOR if encoding is Encoding.DELTA16 and not words else encoding
             values = new[where] if old is None else _values(fitting, old[where], new[where])
-            for name in (spec.name, *spec.aliases):
+            for name in (spec.name, *(spec.aliases if tied else ())):
                 yield Item(name, spec.shape, spec.dtype, fitting, where, values)
 
 

@@ -48,6 +48,18 @@ class Sweepable(Protocol):
         ...
 
 
+class Outlet(Protocol):
+    """Where an owner's payloads go: ``publish``* then ``close``."""
+
+    def publish(self, attempt: AttemptId, ref: PayloadRef, data: bytes) -> None:
+        """Send one payload; see ``Transport.publish``."""
+        ...
+
+    def close(self, close: OwnerClose) -> None:
+        """Declare the owner's list complete; see ``Transport.close``."""
+        ...
+
+
 class Transport(Protocol):
     """Moves one attempt's payloads from owners to receivers; both sides hold one, bound to a run.
 
