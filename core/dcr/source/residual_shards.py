@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from dcr import observe
-from dcr.errors import ConfigError
+from dcr.errors import AttemptFailed, ConfigError, PayloadError, RefitError
 from dcr.indexmap import IndexMap
 from dcr.model import AttemptId, Bits, TensorSpec, from_json, to_json
 from dcr.source.baseline import Baseline
@@ -88,24 +88,23 @@ class ResidualShards:
         not the commit that ``settled`` was told of last, everything counts as changed.
 
         Raises:
-            AttemptFailed: parts are missing or disagree; names tensor and ranges.
+            AttemptFailed: on every rank, if one could not convert, or parts are missing or disagree; names
+                tensor, ranges and senders.
         """
         if not self._conversions:
             return ()
         with observe.stage("owner.residual"):
             self._presented = dict(self._source.input_digests())
             names = required_tensors(self._union(self._dirty(base)), self._conversions)
-            parts = by_owner(self._source.convert(names), self._owner, self._exchange.world)
-            received = self._exchange.route([pack_parts(each) for each in parts])
-            lists = [(f"rank {rank}", unpack_parts(message)) for rank, message in enumerate(received)]
-            mine = [name for name in names if self._owner[name] == self._exchange.rank]
-            self._assembled = {
-                name: assemble(
-                    self._specs[name],
-                    ((sender, part) for sender, parts in lists for part in parts if part.name == name),
-                )
-                for name in mine
-            }
+            converted, failure = self._converted(names)
+            received = self._exchange.route(converted)
+            assembled: dict[str, Bits] = {}
+            try:
+                assembled = self._assemble(names, received)
+            except (AttemptFailed, PayloadError) as err:
+                failure = failure or str(err)
+            self._agree(failure)
+            self._assembled = assembled
         return names
 
     def settled(self, attempt: AttemptId) -> None:
@@ -113,6 +112,34 @@ class ResidualShards:
         self._committed, self._base = self._presented, attempt
         if self._baseline is not None:
             self._assembled = {}
+
+    def _converted(self, names: tuple[str, ...]) -> tuple[list[bytes], str]:
+        """A message of parts to each rank, and why they are empty if conversion failed here."""
+        try:
+            parts = by_owner(self._source.convert(names), self._owner, self._exchange.world)
+            return [pack_parts(each) for each in parts], ""
+        except RefitError as err:  # the others wait for this rank's messages
+            return [pack_parts(())] * self._exchange.world, str(err)
+
+    def _assemble(self, names: tuple[str, ...], received: Sequence[bytes]) -> dict[str, Bits]:
+        """Those of ``names`` that this rank owns, from every rank's parts."""
+        lists = [(f"rank {rank}", unpack_parts(message)) for rank, message in enumerate(received)]
+        mine = [name for name in names if self._owner[name] == self._exchange.rank]
+        return {
+            name: assemble(
+                self._specs[name],
+                ((sender, part) for sender, parts in lists for part in parts if part.name == name),
+            )
+            for name in mine
+        }
+
+    def _agree(self, failure: str) -> None:
+        """Nobody presents a candidate of which some rank lacks a tensor."""
+        told = self._exchange.route([to_json(failure)] * self._exchange.world)
+        failed = [(rank, why) for rank, why in enumerate(from_json(str, each) for each in told) if why]
+        if failed:
+            rank, why = failed[0]
+            raise AttemptFailed(f"{why} (found on rank {rank})")
 
     def _dirty(self, base: AttemptId | None) -> list[str]:
         if base is None or base != self._base:

@@ -1,0 +1,191 @@
+"""Three trainer ranks whose tensors need one another: a shared scale, overlapping parts (R5, R3).
+
+usage: python -m tests.integration.residual_ranks FOLDER; writes ``told-<rank>.json`` and ``version-<n>.npz``.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tests.lanes.shared.trainer_world import CONFIG, committed, coordinated, fork_ranks
+
+from dcr import observe
+from dcr.errors import RefitError
+from dcr.indexmap import IndexMap
+from dcr.model import TensorSpec, digest_hex
+from dcr.refit import Refit, Site
+from dcr.source.detect import Candidate
+from dcr.source.exchange_torch import TorchExchange
+from dcr.source.residual import Part, ResidualConversion
+from dcr.source.task import AffineTask
+
+WORLD, ROWS, WIDTH = 3, 2, 3
+SPECS = (
+    TensorSpec("direct", (4,), "float32"),
+    TensorSpec("weight.quantized", (WORLD * ROWS, WIDTH), "int8"),
+    TensorSpec("weight.scale", (1,), "float32"),
+    TensorSpec("border", (WORLD + 1,), "float32"),
+)
+
+
+class Quantized:
+    """Rows of one weight, served as int8 with one scale over all ranks; ``border`` parts overlap by one."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.rows = np.full((ROWS, WIDTH), 1.0 + rank, np.float32)
+        self.border = np.arange(rank, rank + 2, dtype=np.float32)
+        self.direct = np.zeros(4, np.float32)
+        self.spoil: Callable[[Part], Part | None] = lambda part: part
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return SPECS
+
+    def tasks(self) -> list[AffineTask]:
+        return [AffineTask("direct", "direct", "float32", 4, IndexMap.identity(4), tuple(range(WORLD)))]
+
+    def read(self, task: AffineTask) -> Candidate:
+        return self.direct.view(np.uint32)
+
+    def counters(self) -> str:
+        return ""
+
+    def conversions(self) -> tuple[ResidualConversion, ...]:
+        scale = ResidualConversion("scale", ("weight",), ("weight.scale",), "a maximum over all ranks")
+        values = ResidualConversion("values", ("weight.scale",), ("weight.quantized",), "they share a scale")
+        return (values, scale, ResidualConversion("border", ("edge",), ("border",), "parts overlap"))
+
+    def input_digests(self) -> dict[str, str]:
+        return {"weight": digest_hex(self.rows.tobytes()), "edge": digest_hex(self.border.tobytes())}
+
+    def convert(self, names: Sequence[str]) -> Iterator[Part]:
+        scale = torch.tensor([float(np.abs(self.rows).max())])
+        dist.all_reduce(scale, op=dist.ReduceOp.MAX)
+        quantized = quantize(self.rows, float(scale))
+        block = IndexMap.from_block((ROWS, WIDTH), (self.rank * ROWS, 0), (WORLD * ROWS, WIDTH))
+        edge = IndexMap.contiguous(2, self.rank, WORLD + 1)
+        parts = {
+            "weight.quantized": Part("weight.quantized", block, quantized.reshape(-1).view(np.uint8)),
+            "weight.scale": Part("weight.scale", IndexMap.identity(1), scale.numpy().view(np.uint32)),
+            "border": Part("border", edge, self.border.view(np.uint32)),
+        }
+        yield from (part for name in names if (part := self.spoil(parts[name])) is not None)
+
+
+def quantize(rows: np.ndarray, scale: float) -> np.ndarray:
+    return np.round(rows / scale * 127).astype(np.int8)
+
+
+class Rank:
+    """One rank's story: what was told of every step, by its name."""
+
+    def __init__(self, folder: Path, site: Site, rank: int) -> None:
+        self.folder, self.site, self.source = folder, site, Quantized(rank)
+        self.told: dict[str, Any] = {}
+        self.refit = self._composed()
+
+    def _composed(self) -> Refit:
+        trackers = self.folder / f"rank-{self.source.rank}"
+        exchange = TorchExchange()
+        return Refit.compose(
+            CONFIG,
+            self.site,
+            source=self.source,
+            rank=self.source.rank,
+            trackers=trackers,
+            exchange=exchange,
+        )
+
+    def open(self, *, resume: bool) -> None:
+        with heard("replay.payload") as replayed:
+            self.refit.open(resume=resume)
+        self.told[f"replayed at {self.refit.record.version}"] = len(replayed)
+
+    def restart(self) -> None:
+        """As another process would: nothing but the trackers' folder is left."""
+        self.refit.close()
+        dist.barrier()
+        self.refit = self._composed()
+        self.open(resume=True)
+
+    def sync(self, step: int, name: str) -> None:
+        try:
+            report = self.refit.sync(step)
+        except RefitError as err:
+            self.told[name] = f"{type(err).__name__}: {err}"
+            return
+        self.told[name] = [report.record.version, report.num_changed]
+        if self.source.rank == 0:
+            found = committed(self.site, report.record)
+            arrays: dict[str, Any] = dict(found)
+            np.savez(self.folder / f"version-{report.record.version}.npz", **arrays)
+        np.savez(
+            self.folder / f"raw-{report.record.version}-{self.source.rank}.npz",
+            rows=self.source.rows,
+            border=self.source.border,
+        )
+
+
+@contextmanager
+def heard(name: str) -> Iterator[list[str]]:
+    """Spans of that name in this process."""
+    found: list[str] = []
+
+    def listen(event: observe.Event) -> None:
+        if event.name == name:
+            found.append(name)
+
+    with observe.listening(listen):
+        yield found
+
+
+def story(folder: Path, rank: int) -> None:
+    """Every step is taken by all ranks together."""
+    with coordinated(folder) as site:
+        one = Rank(folder, site, rank)
+        source = one.source
+        one.open(resume=False)
+        if rank == 0:
+            source.rows[0, 0] = 6.0  # the others' rows stay, but the scale that they share doubles
+        one.sync(1, "scale")
+        one.sync(2, "nothing")
+        source.border += np.float32(1.0) if rank == 1 else np.float32(0.0)
+        one.sync(3, "disagree")
+        source.border[:] = np.arange(rank, rank + 2) * 2
+        one.sync(3, "agree")
+        source.rows += 1.0
+        source.spoil = lambda part: None if (rank, part.name) == (2, "weight.quantized") else part
+        one.sync(4, "missing")
+        source.spoil = lambda part: part
+        one.sync(4, "complete")
+        one.restart()
+        source.rows *= 3.0
+        one.sync(5, "after a restart")
+        one.refit.close()
+        dist.barrier()
+        if rank == 1:
+            spoil_trackers(folder / "rank-1" / "trackers.bin")
+        one.restart()
+        source.rows -= 0.5
+        one.sync(6, "after damage")
+        one.refit.close()
+    (folder / f"told-{rank}.json").write_text(json.dumps(one.told))
+
+
+def spoil_trackers(path: Path) -> None:
+    """Another bit in every tracker."""
+    bits = np.memmap(path, np.uint8, "r+")
+    bits[:] ^= 1
+    bits.flush()
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    fork_ranks(where, WORLD, lambda rank: story(where, rank))
