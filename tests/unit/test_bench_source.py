@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 
 from dcr import observe
-from dcr_recipes.bench import construct
+from dcr.model import AuditDigest
+from dcr.source.detect import host_bits
+from dcr.source.shares import OwnedShards
+from dcr_recipes.bench import construct, construct_modes
 from dcr_recipes.bench.ceilings import parts, xor_sum
 from dcr_recipes.bench.construct_path import Built
+from dcr_recipes.bench.fused_model import FullyConverted, Projected, make_model
+from dcr_recipes.bench.report import Steps
 from dcr_recipes.bench.scan_kernels import KERNELS
 from dcr_recipes.bench.stages import StageSeconds
 from dcr_recipes.bench.timing import interleaved
@@ -56,6 +61,45 @@ def test_construct_rows(capsys: pytest.CaptureFixture[str]) -> None:
         assert planes["payload_bytes"] < published["payload_bytes"]
         assert planes["same_bytes_for_threads"] == [1, 2]
         assert {"compare", "project", "encode", "send"} <= planes["stage_cpu_s_per_gb"].keys()
+
+
+def test_modes_send_one_change_in_three_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    """That they are one change is checked by digest on the way."""
+    rows = _rows(capsys, "construct", "--modes", "--tp", "2")
+    assert [row["mode"] for row in rows] == ["X", "P", "F"] * 2
+    for x, p, f in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        assert x["rate"] == p["rate"] == f["rate"] > 0
+        assert (p["time_ratio"], p["payload_ratio"]) == (1.0, 1.0)
+        assert x["payload_ratio"] < 0.8 < f["payload_ratio"]
+        assert f["payload_bytes"] <= p["payload_bytes"]  # fewer items
+        assert "assemble" in f["stage_cpu_s_per_gb"]
+        assert "take" in p["stage_cpu_s_per_gb"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_full_conversion_and_projection_give_the_same_tensors(num_ranks: int) -> None:
+    model = make_model(1, num_ranks, (0.03,), Steps(1))
+    model.move_to(0.03)
+    projected = {spec.name: np.zeros(spec.num_elements, np.uint16) for spec in model.specs}
+    times = {spec.name: np.zeros(spec.num_elements, np.int8) for spec in model.specs}
+    for rank in range(num_ranks):
+        source = OwnedShards(Projected(model, rank), rank)
+        for task in source.tasks():
+            far = task.map.to_far(np.arange(task.num_elements, dtype=np.int64))
+            projected[task.name][far[far >= 0]] = host_bits(source.read(task))[far >= 0]
+            times[task.name][far[far >= 0]] += 1
+    for rank in range(num_ranks):
+        full = FullyConverted(model, rank)
+        for task in full.tasks():
+            np.testing.assert_array_equal(full.read(task), projected.pop(task.name))
+    assert not projected
+    assert all((each == 1).all() for each in times.values())
+
+
+def test_modes_that_find_different_candidates_are_an_error() -> None:
+    audit = {"w": AuditDigest(1, 1)}
+    with pytest.raises(AssertionError, match="mode F found another candidate"):
+        construct_modes._require_equal({"X": audit, "P": audit, "F": {"w": AuditDigest(2, 1)}})
 
 
 def test_bytes_that_depend_on_threads_are_an_error() -> None:

@@ -30,6 +30,7 @@ from dcr_recipes.bench.stages import StageSeconds
 from dcr_recipes.bench.timing import process_clock, timed
 
 RATES = (0.01, 0.03, 0.05)
+QUICK_RATES = (0.03,)
 MIB = 1024
 QUICK_MIB = 1
 TP = 4
@@ -72,14 +73,15 @@ class _Found:
 
 def run(*, quick: bool, mib: int | None = None, tp: int = TP, directory: Path | None = None) -> Report:
     """Seconds and bytes of each mode, codec and rate, and their ratios to P."""
-    steps = Steps(2 * len(RATES) + 1)
-    model = make_model(mib or (QUICK_MIB if quick else MIB), tp, RATES, steps)
+    rates = QUICK_RATES if quick else RATES
+    steps = Steps(2 * len(rates) + 1)
+    model = make_model(mib or (QUICK_MIB if quick else MIB), tp, rates, steps)
     with tempfile.TemporaryDirectory(dir=directory, prefix="dcr-bench-") as folder:
         steps("trackers")
         direct = _owners(model, Path(folder) / "direct", full=False)
         owners = {"X": direct, "P": direct, "F": _owners(model, Path(folder) / "full", full=True)}
         rows: list[Row] = []
-        for rate in RATES:
+        for rate in rates:
             steps(f"constructing at {100 * rate:g}%")
             model.move_to(rate)
             for codec in CODECS:
@@ -176,7 +178,7 @@ def _report(model: FusedModel, rows: Sequence[Row]) -> Report:
             "checkpoint_bytes": 2 * total_elements(model.specs),
             "num_tensors": len(model.specs),
             "tp": model.num_ranks,
-            "changes": kinds_of(RATES),
+            "changes": kinds_of(tuple(model.changes)),
         },
         notes=[
             *(_ratios(rows[at : at + len(MODES)]) for at in range(0, len(rows), len(MODES))),
