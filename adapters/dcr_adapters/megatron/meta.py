@@ -1,5 +1,6 @@
 """A Megatron model without weights, from a Hugging Face configuration: one process, no GPU, no memory."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,6 +18,9 @@ _FUSIONS = (
 )  # fmt: skip
 
 
+_ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+
+
 @contextmanager
 def meta_model(config: Any) -> Iterator[tuple[Any, torch.nn.Module]]:
     """The Bridge of a ``PretrainedConfig`` and its model, whole on one rank and on the meta device.
@@ -27,7 +31,7 @@ def meta_model(config: Any) -> Iterator[tuple[Any, torch.nn.Module]]:
         ConfigError: no bridge knows the architecture.
     """
     package = import_bridge()
-    with _one_rank():
+    with _one_rank(), _no_attention_chosen():
         try:
             bridge = package.AutoBridge.from_hf_config(config)
         except ValueError as err:
@@ -131,6 +135,18 @@ def _local_hybrid_layers() -> Any:
     from megatron.core.post_training.modelopt.hybrid.model_specs import get_hybrid_stack_modelopt_spec
 
     return get_hybrid_stack_modelopt_spec(local_core_attention=True)
+
+
+@contextmanager
+def _no_attention_chosen() -> Iterator[None]:
+    """Megatron leaves a model's kind of attention in the environment, and refuses another kind after it."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name in _ATTENTION}
+    try:
+        yield
+    finally:
+        for name in _ATTENTION:
+            os.environ.pop(name, None)
+        os.environ.update(kept)
 
 
 @contextmanager
