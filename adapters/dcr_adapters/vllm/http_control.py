@@ -1,14 +1,20 @@
 """A vLLM server that somebody else started, through its own control routes (DESIGN R19).
 
 It must have been started with ``VLLM_SERVER_DEV_MODE=1``, which opens these routes, and with
-``--worker-extension-cls dcr_adapters.vllm.worker.DcrWorkerExtension``.
+``--worker-extension-cls dcr_adapters.vllm.worker.DcrWorkerExtension``; to serve under a lease also with
+``--middleware dcr_adapters.vllm.serving_lease.ServingLease``.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 
 from dcr.errors import ConfigError, Unreachable
+from dcr_adapters.vllm.serving_lease import ROUTE
+
+_DEV_MODE = "VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls dcr_adapters.vllm.worker.DcrWorkerExtension"
+_MIDDLEWARE = "--middleware dcr_adapters.vllm.serving_lease.ServingLease"
 
 
 class HttpControl:
@@ -54,18 +60,33 @@ class HttpControl:
         """See ``EngineControl``."""
         self._post("/update_weight_version", body={"new_version": version})
 
+    def lend(self, left_s: Callable[[], float]) -> None:
+        """See ``Lends``. The server's clock is asked first, so nothing is added while messages travel."""
+        clock = self._sent("GET", ROUTE, needs=_MIDDLEWARE).json()["clock"]
+        self._sent("POST", ROUTE, body={"until": clock + max(left_s(), 0.0)}, needs=_MIDDLEWARE)
+
     def _post(
         self, path: str, *, query: dict[str, str] | None = None, body: dict[str, Any] | None = None
     ) -> httpx.Response:
+        return self._sent("POST", path, query=query, body=body)
+
+    def _sent(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: dict[str, Any] | None = None,
+        needs: str = _DEV_MODE,
+    ) -> httpx.Response:
         try:
-            answer = self._client.post(path, params=query, json=body)
+            answer = self._client.request(method, path, params=query, json=body)
         except httpx.HTTPError as err:
-            raise Unreachable(f"{self._client.base_url}: POST {path}: {type(err).__name__}: {err}") from err
+            raise Unreachable(
+                f"{self._client.base_url}: {method} {path}: {type(err).__name__}: {err}"
+            ) from err
         if answer.status_code == httpx.codes.NOT_FOUND:
-            raise ConfigError(
-                f"{self._client.base_url} has no {path}: start the server with VLLM_SERVER_DEV_MODE=1 and "
-                "--worker-extension-cls dcr_adapters.vllm.worker.DcrWorkerExtension"
-            )
+            raise ConfigError(f"{self._client.base_url} has no {path}: start the server with {needs}")
         if answer.is_error:
-            raise Unreachable(f"POST {path}: {answer.status_code}: {answer.text[:500]}")
+            raise Unreachable(f"{method} {path}: {answer.status_code}: {answer.text[:500]}")
         return answer

@@ -33,6 +33,11 @@ class Lease:
         """Whether requests may be answered now."""
         return self.left_s() > 0
 
+    @property
+    def until(self) -> float:
+        """The reading of ``clock`` before which it is valid; minus infinity for none."""
+        return self._until
+
     def left_s(self) -> float:
         """Seconds for which it is still valid; negative once it has run out."""
         return self._until - self.clock()

@@ -1,6 +1,7 @@
 """How the receiver steers an inference engine, wherever it runs (DESIGN R19)."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 
 class EngineControl(Protocol):
@@ -27,4 +28,20 @@ class EngineControl(Protocol):
 
     def set_version(self, version: str) -> None:
         """Name of the weights that computed the tokens from here on."""
+        ...
+
+
+@runtime_checkable
+class Lends(Protocol):
+    """What an ``EngineControl`` has as well, if the engine's front is a process of its own (DESIGN P11)."""
+
+    def lend(self, left_s: Callable[[], float]) -> None:
+        """Have the front answer requests for ``left_s()`` more seconds, and for none where that is negative.
+
+        Replaces what was lent before. Any thread may call this, beside the other calls.
+
+        Raises:
+            ConfigError: the front does not look at leases.
+            Unreachable: it does not answer.
+        """
         ...

@@ -5,61 +5,132 @@ every cached key and value, so that kept requests go on from their tokens: what 
 the next token is computed by the new weights alone.
 """
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dcr.errors import IntegrityError
+from dcr.errors import IntegrityError, RefitError
 from dcr.receiver.gate import ServingGate
-from dcr.receiver.workers.control import EngineControl
+from dcr.receiver.lease import Lease
+from dcr.receiver.workers.control import EngineControl, Lends
+
+_log = logging.getLogger(__name__)
+_LOOK_S = 0.5
+"""Between two looks at the lease, which may also end, or run out while the machine sleeps."""
 
 
 class EngineGate:
     """Implements ``RequestGate`` for an engine that serves by itself. Thread-safe.
 
-    The engine runs until the first ``close``; version -1 before the first ``open``.
+    The engine runs until the first ``close``; version -1 before the first ``open``. Under a lease it runs
+    only while that is valid, too.
     """
 
     def __init__(self, control: EngineControl) -> None:
         self._control = control
         self._lock = threading.Lock()
         self._closed = False
+        self._halted = False
         self._version = -1
+        self._lease: Lease | None = None
+        self._moved = threading.Event()
 
     @property
     def is_open(self) -> bool:
         """Whether requests are computed now."""
-        return not self._closed and self._version >= 0
+        return self._opened and not self._halted and self._may_run()
 
     @property
     def version(self) -> int:
         """Version of the last opening; -1 before the first."""
         return self._version
 
+    def serve_under(self, lease: Lease) -> None:
+        """Pause the engine while ``lease`` is not valid, from a thread of its own. Before the first request.
+
+        An engine with a front of its own (``Lends``) also refuses by itself: whoever looks after the lease
+        may be suspended while the engine runs on.
+
+        Raises:
+            ConfigError: that front does not look at leases.
+            Unreachable: it does not answer.
+        """
+        self._lend(lease)
+        self._lease = lease
+        lease.on_extend(self._moved.set)
+        threading.Thread(target=self._watch, args=(lease,), name="engine lease", daemon=True).start()
+
+    def follow_lease(self) -> None:
+        """Pause or resume the engine as the lease has it; the thread of ``serve_under`` calls this.
+
+        Raises:
+            Unreachable: the engine does not answer; to be called again.
+        """
+        with self._lock:
+            if not self._opened or self._halted != self._may_run():
+                return
+            if self._halted:
+                self._control.resume()
+            else:
+                self._control.pause()
+            self._halted = not self._halted
+
     def close(self) -> None:
         """Return when no step of the model runs; kept requests wait. Idempotent. Raises Unreachable."""
         with self._lock:
             self._control.pause()
-            self._closed = True
+            self._closed, self._halted = True, False
 
     def open(self, version: int, *, changed: bool) -> None:
-        """Let kept and new requests run on ``version``.
+        """Let kept and new requests run on ``version``, as soon as there is a lease where one is needed.
 
         Raises:
             IntegrityError: weights changed while requests were computed.
             Unreachable: the engine is dead; the gate stays closed.
         """
         with self._lock:
-            if self.is_open and version == self._version:
+            if self._opened and version == self._version:
                 return
             if changed:
                 if not self._closed:
                     raise IntegrityError(f"weights became version {version} while requests were computed")
                 self._control.reset_caches()
             self._control.set_version(str(version))
-            self._control.resume()
-            self._version = version
-            self._closed = False
+            runs = self._may_run()
+            if runs:
+                self._control.resume()
+            elif not self._closed:
+                self._control.pause()
+            self._version, self._closed, self._halted = version, False, not runs
+        self._moved.set()
+
+    @property
+    def _opened(self) -> bool:
+        return not self._closed and self._version >= 0
+
+    def _may_run(self) -> bool:
+        return self._lease is None or self._lease.valid()
+
+    def _lend(self, lease: Lease) -> None:
+        if isinstance(self._control, Lends):
+            self._control.lend(lease.left_s)
+
+    def _watch(self, lease: Lease) -> None:
+        lent = lease.until
+        while True:
+            left_s = lease.left_s()
+            self._moved.wait(min(_LOOK_S, left_s) if left_s > 0 else _LOOK_S)
+            self._moved.clear()
+            if self._opened and not lease.valid():
+                lease.want()
+            try:
+                if (until := lease.until) != lent:
+                    self._lend(lease)
+                    lent = until
+                self.follow_lease()
+            except RefitError as err:
+                _log.warning("the engine was not told of its lease, trying again: %s", err)
 
 
 class OfflineGate:
@@ -81,6 +152,10 @@ class OfflineGate:
     def version(self) -> int:
         """Version of the last opening; -1 before the first."""
         return self._gate.version
+
+    def serve_under(self, lease: Lease) -> None:
+        """See ``ServingGate.serve_under``."""
+        self._gate.serve_under(lease)
 
     def close(self) -> None:
         """See ``ServingGate.close``."""

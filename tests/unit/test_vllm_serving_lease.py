@@ -1,0 +1,176 @@
+"""The middleware under which a vLLM server answers (DESIGN P11), without vLLM."""
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from typing_extensions import override
+
+from dcr.errors import ConfigError
+from dcr_adapters.vllm.http_control import HttpControl
+from dcr_adapters.vllm.serving_lease import ROUTE, Message, Receive, Send, ServingLease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Server:
+    """An application that answers in three parts; ``between`` happens before each."""
+
+    def __init__(self) -> None:
+        self.now = 50.0
+        self.between: Callable[[int], None] = lambda part: None
+        self.heard: list[str] = []
+        self.lease = ServingLease(self.app, clock=lambda: self.now)
+
+    async def app(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.heard.append((await receive())["type"])
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.accept"})
+        for part in range(3):
+            self.between(part)
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.send", "text": str(part)})
+            elif part == 0:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            else:
+                await send({"type": "http.response.body", "body": b"part", "more_body": part < 2})
+        self.heard.append((await receive())["type"])
+
+    def ask(self, path: str, body: Any = None, kind: str = "http") -> list[Message]:
+        """What leaves for a request; the client then hangs up."""
+        sent: list[Message] = []
+        first = {"type": "http.request", "body": json.dumps(body).encode() if body else b""}
+        queue = [first if kind == "http" else {"type": "websocket.connect"}]
+
+        async def receive() -> Message:
+            while not queue:
+                await asyncio.sleep(0.05)  # a client that waits
+                if sent[-1].get("more_body") is False:
+                    return {"type": "http.disconnect"}
+            return queue.pop(0)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": kind, "path": path, "method": "POST" if body else "GET"}
+        asyncio.run(self._run(scope, receive, send))
+        return sent
+
+    async def _run(self, scope: Message, receive: Receive, send: Send) -> None:
+        await asyncio.wait_for(self.lease(scope, receive, send), 30)
+
+    def lend(self, seconds: float) -> None:
+        self.ask(ROUTE, {"until": self.now + seconds})
+
+    def lapse_before(self, part: int) -> None:
+        self.between = lambda now: setattr(self, "now", self.now + 100) if now == part else None
+
+
+def statuses(sent: list[Message]) -> list[int]:
+    return [message["status"] for message in sent if message["type"] == "http.response.start"]
+
+
+def test_nothing_is_computed_without_a_lease_but_control_is_heard() -> None:
+    server = Server()
+    assert statuses(server.ask("/v1/completions")) == [503]
+    assert server.heard == []
+    assert statuses(server.ask("/collective_rpc")) == [200]
+    server.lend(10)
+    assert statuses(server.ask("/v1/completions")) == [200]
+    server.now += 10
+    assert statuses(server.ask("/inference/v1/generate")) == [503]
+
+
+def test_what_was_lent_last_counts() -> None:
+    server = Server()
+    server.lend(10)
+    server.lend(0)
+    assert statuses(server.ask("/v1/completions")) == [503]
+
+
+def test_an_answer_that_is_late_is_refused() -> None:
+    server = Server()
+    server.lend(10)
+    server.lapse_before(0)
+    sent = server.ask("/v1/completions")
+    assert statuses(sent) == [503]
+    assert b"another instance" in sent[-1]["body"]
+    assert server.heard[-1] == "http.disconnect", "so that the engine stops computing it"
+
+
+def test_an_answer_that_has_begun_is_cut_off() -> None:
+    server = Server()
+    server.lend(10)
+    server.lapse_before(2)
+    sent = server.ask("/v1/completions")
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[-1]["more_body"], "the client sees that the end is missing"
+    assert server.heard[-1] == "http.disconnect"
+
+
+def test_what_the_client_says_is_heard() -> None:
+    server = Server()
+    server.lend(10)
+    server.ask("/v1/completions")
+    assert server.heard == ["http.request", "http.disconnect"]
+
+
+def test_websockets_too() -> None:
+    server = Server()
+    assert [message["type"] for message in server.ask("/v1/realtime", kind="websocket")] == [
+        "websocket.close"
+    ]
+    server.lend(10)
+    server.lapse_before(1)
+    sent = [message["type"] for message in server.ask("/v1/realtime", kind="websocket")]
+    assert sent == ["websocket.accept", "websocket.send", "websocket.close"]
+    assert server.heard == ["websocket.connect", "websocket.disconnect"]
+
+
+def test_a_lease_that_cannot_be_read_is_refused_and_changes_nothing() -> None:
+    server = Server()
+    server.lend(10)
+    assert statuses(server.ask(ROUTE, {"until": "soon"})) == [400]
+    assert statuses(server.ask("/v1/completions")) == [200]
+
+
+class Line(httpx.BaseTransport):
+    """From an ``HttpControl`` to a ``Server``; each message takes ``seconds``, on both clocks."""
+
+    def __init__(self, server: Server, seconds: float) -> None:
+        self.server = server
+        self.seconds = seconds
+
+    @override
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.server.now += self.seconds
+        sent = self.server.ask(request.url.path, json.loads(request.content) if request.content else None)
+        self.server.now += self.seconds
+        return httpx.Response(statuses(sent)[0], content=sent[-1]["body"])
+
+
+@pytest.mark.parametrize("away", [0.0, 1.0])
+def test_nothing_is_added_on_the_way(away: float) -> None:
+    server = Server()
+    control = HttpControl("http://server")
+    control._client = httpx.Client(base_url="http://server", transport=Line(server, away))
+    end = server.now + 20
+    control.lend(lambda: end - server.now)
+    server.now = end - 3 * away - 0.1
+    assert statuses(server.ask("/v1/completions")) == [200]
+    server.now = end
+    assert statuses(server.ask("/v1/completions")) == [503]
+    control.close()
+
+
+def test_a_server_without_the_middleware_is_told_what_is_missing() -> None:
+    control = HttpControl("http://server")
+    control._client = httpx.Client(
+        base_url="http://server", transport=httpx.MockTransport(lambda _: httpx.Response(404))
+    )
+    with pytest.raises(ConfigError, match=r"--middleware dcr_adapters\.vllm\.serving_lease"):
+        control.lend(lambda: 1.0)
+    control.close()
