@@ -195,6 +195,19 @@ def test_ahead_of_the_receiver_so_many_are_fetched_and_no_more(store: HeldStore)
     assert [ref.sequence for ref, _ in coming] == [2, 3, 4, 5]
 
 
+def test_what_is_published_meanwhile_is_fetched_in_the_same_turn(store: HeldStore) -> None:
+    """The link does not rest until the receiver looks again."""
+    end = ObjectTransport(store, RUN, ahead=2)
+    end.publish(TAU, *sample(0, 0))
+    end.publish(TAU, *sample(0, 2))
+    got = []
+    for ref, _ in end.fetch(TAU, {(0, 2)}):
+        got.append(ref.sequence)
+        if ref.sequence < 5:
+            end.publish(TAU, *sample(0, 3 + ref.sequence))
+    assert got == [0, 3, 6], "what is seen already is not given again, nor is anything twice"
+
+
 def test_who_stops_reading_ahead_leaves_no_thread(store: HeldStore) -> None:
     end = ObjectTransport(store, RUN, ahead=2)
     for sequence in range(6):

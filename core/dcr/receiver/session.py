@@ -59,6 +59,8 @@ class Session:
     def pump(self, transport: Transport) -> int:
         """Fetch and apply what is visible now; returns how many payloads were applied.
 
+        Each is applied before the next one is decoded, while the transport fetches those behind it.
+
         A failure while decoding or applying is kept in ``failure``, not raised. StoreError and
         other failures to fetch are raised: nothing is lost, try again.
         """
@@ -66,10 +68,9 @@ class Session:
         source = self._source if self._source is not None else transport
         for ref, data in source.fetch(self.attempt, set(self._staging.admitted)):
             self._guarded(lambda ref=ref, data=data: self._receive(ref, data))  # type: ignore[misc]
-            if self.failure is not None:
+            self._guarded(self._drain)
+            if self.failure is not None or self._cancelled():
                 break
-        self._staging.seal()
-        self._guarded(self._drain)
         return self.num_payloads - before
 
     def require_success(self) -> None:
@@ -124,8 +125,6 @@ class Session:
         except PayloadError as err:
             self._count_damage(ref, err)
             return
-        if self._staging.full:
-            self._drain()
         with observe.span("receiver.stage", **self._where(ref.owner, ref.sequence)):
             self._staging.admit(payload, len(data))
 
@@ -137,6 +136,8 @@ class Session:
             raise AttemptFailed(f"payload {key} stays damaged: {err}") from err
 
     def _drain(self) -> None:
+        """Apply what was taken in: one decoded payload at a time is held, whatever it decompresses to."""
+        self._staging.seal()
         while group := self._staging.take():
             for payload in group:
                 self._apply(payload)

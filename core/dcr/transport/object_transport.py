@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
 
 from dcr import observe
 from dcr.codec import payload_digest
@@ -69,6 +68,7 @@ class ObjectTransport:
     ) -> Iterator[tuple[PayloadRef, bytes]]:
         """Yield what is visible of ``attempt`` now and not in ``seen``, by owner, then sequence.
 
+        With ``ahead`` also what becomes visible while that is fetched and used, behind it.
         ``ref.digest`` is the payload's own digest, ``""`` if the bytes are no whole payload: the
         receiver must see those too, to fail the attempt.
 
@@ -76,8 +76,8 @@ class ObjectTransport:
             AttemptFailed: ``attempt`` was stopped here, also between two payloads.
         """
         wanted = sorted(self._visible(attempt).difference(seen))
-        if self._ahead and len(wanted) > 1:
-            yield from self._fetch_ahead(attempt, wanted)
+        if self._ahead and wanted:
+            yield from self._fetch_ahead(attempt, wanted, seen)
             return
         for owner, sequence in wanted:
             data = self._get(attempt, owner, sequence)
@@ -95,15 +95,22 @@ class ObjectTransport:
             self._changed.wait_for(lambda: not self._busy[attempt])
 
     def _fetch_ahead(
-        self, attempt: AttemptId, wanted: list[tuple[int, int]]
+        self, attempt: AttemptId, wanted: list[tuple[int, int]], seen: Collection[tuple[int, int]]
     ) -> Iterator[tuple[PayloadRef, bytes]]:
-        """As ``fetch``; never more than ``ahead`` payloads are held here besides the one that is given."""
+        """As ``fetch``, and on to what becomes visible meanwhile, so that the link never rests.
+
+        Never more than ``ahead`` payloads are held here besides the one that is given.
+        """
+        known, rest = {*seen, *wanted}, deque(wanted)
         queue: deque[tuple[int, int, Future[bytes | None]]] = deque()
-        rest = iter(wanted)
         with ThreadPoolExecutor(self._ahead, thread_name_prefix="fetch") as pool:
 
             def fill() -> None:
-                for owner, sequence in islice(rest, self._ahead - len(queue)):
+                if not rest:
+                    rest.extend(sorted(self._visible(attempt) - known))
+                    known.update(rest)
+                while rest and len(queue) < self._ahead:
+                    owner, sequence = rest.popleft()
                     queue.append((owner, sequence, pool.submit(self._get, attempt, owner, sequence)))
 
             try:
@@ -115,6 +122,8 @@ class ObjectTransport:
                     if data is not None:
                         self._check_live(attempt)
                         yield PayloadRef(owner, sequence, _own_digest(data), len(data)), data
+                    if not queue:  # look once more: using it may have taken a while
+                        fill()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
@@ -155,6 +164,8 @@ class ObjectTransport:
         finally:
             with self._changed:
                 self._busy[attempt] -= 1
+                if not self._busy[attempt]:
+                    del self._busy[attempt]  # attempts are many over the life of a process
                 self._changed.notify_all()
 
 
