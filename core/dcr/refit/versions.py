@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from dcr.audit import table_digest
-from dcr.commit.rules import join_audit
 from dcr.errors import ConfigError, IntegrityError
 from dcr.model import Catalogue, CommitRecord, Manifest
 from dcr.transport.base import Archive
-from dcr.transport.chain import chain
+from dcr.transport.chain import history
+from dcr.transport.tables import joined_audit
 
 
 def kept_versions(archive: Archive, record: CommitRecord) -> list[Manifest]:
-    """Manifests of every version that can be rebuilt, oldest first; raises as ``chain``."""
-    return chain(archive, record)
+    """Manifests of every version that can be rebuilt, oldest first; raises as ``history``."""
+    return history(archive, record)
 
 
 def record_at(archive: Archive, record: CommitRecord, catalogue: Catalogue, version: int) -> CommitRecord:
@@ -38,5 +38,5 @@ def record_at(archive: Archive, record: CommitRecord, catalogue: Catalogue, vers
         attempt=wanted.attempt,
         parent=wanted.parent[0] if wanted.parent else None,
         manifest=child.parent[1],
-        audit=table_digest(join_audit(catalogue, wanted.owners)),
+        audit=table_digest(joined_audit(catalogue, wanted.owners)),
     )

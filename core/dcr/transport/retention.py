@@ -113,9 +113,9 @@ class Pruner:
         yield from self._remove_attempts(first)
         for anchor in anchors:
             if anchor.attempt.version < floor:
-                yield self._delete(anchored_key(self._run, anchor.attempt))
                 yield from self._remove_below(f"{self._run}/{ANCHOR}/{anchor.attempt}/")
                 yield self._delete(f"{self._run}/manifest/{anchor.manifest}")
+                yield self._delete(anchored_key(self._run, anchor.attempt))  # last: it names the rest
         for key in self._store.list(f"{self._run}/{FLOOR}/"):
             if key != floor_key(self._run, floor):
                 yield self._delete(key)
