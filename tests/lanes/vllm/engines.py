@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.lanes.shared.engine import Said
 from tests.lanes.shared.run import Run
 
 from dcr.receiver.agent import ReceiverAgent
@@ -16,19 +17,6 @@ from dcr.receiver.workers.gate import EngineGate
 from dcr.receiver.workers.ranks import Workers
 from dcr_adapters.vllm.control import AsyncEngineControl
 from dcr_adapters.vllm.plugin import EXTENSION
-
-LONG_PROMPT = [(i * 37) % 1000 for i in range(150)]
-"""Longer than a block of the CPU's prefix cache, 128 tokens."""
-PROMPTS = ([1, 2, 3, 4, 5], list(range(40, 80)), LONG_PROMPT)
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """Tokens of one answer; ``spans`` are (version, first token, end) as vLLM names them."""
-
-    tokens: list[int]
-    num_cached: int
-    spans: list[tuple[str, int, int]]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.lanes.vllm.engines import PROMPTS
+from tests.lanes.shared.engine import PROMPTS
 
 _ANSWER_S = 400
 

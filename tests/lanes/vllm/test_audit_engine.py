@@ -1,62 +1,22 @@
-"""The background audit of a real engine: one bit of one worker, found, named, taken out and repaired (B6)."""
+"""The check of ``tests.lanes.shared.audit`` on a real vLLM engine."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 from tests.lanes.shared import checkpoints
-from tests.lanes.shared.run import Run
-from tests.lanes.vllm.engines import PROMPTS, Served, served
+from tests.lanes.shared.audit import check_audit
+from tests.lanes.vllm.engines import served
 from tests.lanes.vllm.flipping import EXTENSION
-
-from dcr.model import AuditFinding, ReceiverState
-from dcr.receiver.agent import ReceiverAgent
-
-_QKV, _DOWN = "model.layers.1.self_attn.qkv_proj.weight", "model.layers.0.mlp.down_proj.weight"
-_COLUMNS, _ROW = 128, 2
-"""Of llama's projections; the element that is hit lies in row 2 of what its rank holds."""
-
-
-def scan(receiver: ReceiverAgent) -> AuditFinding | None:
-    """One pass, or what ended it."""
-    before = receiver.diagnose().audit.num_passes
-    while receiver.examine() and receiver.diagnose().audit.num_passes == before:
-        pass
-    return receiver.diagnose().audit.finding
-
-
-def flip(engine: Served, rank: int, resident: str, element: int) -> None:
-    call = engine.engine.collective_rpc("flip_bit", args=(rank, resident, element))
-    asyncio.run_coroutine_threadsafe(call, engine.loop).result(60)
 
 
 @pytest.mark.slow
 def test_a_flipped_bit_of_one_worker_is_found_named_and_repaired(tmp_path: Path) -> None:
     old = checkpoints.make(tmp_path, "llama")
-    run = Run(tmp_path, checkpoints.catalogue(old), checkpoints.version(old))
     with served(old, 2, extension=EXTENSION) as engine:
-        receiver = engine.receiver(run, tmp_path)
-        run.admit(receiver)
-        run.refit(
-            receiver, checkpoints.flipped(run.newest, rate=0.2, seed=3), receiver.report().classification
-        )
-        before = [engine.ask(prompt).tokens for prompt in PROMPTS]
-        assert scan(receiver) is None
-        for rank, resident, tensor, element in (
-            # rank 1 holds the second half of the heads: of 128 rows of the projection the last 64
-            (1, _QKV, "model.layers.1.self_attn.q_proj.weight", (64 + _ROW) * _COLUMNS + 5),
-            # rank 0 holds the first half of the columns of each row
-            (0, _DOWN, "model.layers.0.mlp.down_proj.weight", _ROW * 256 + 5),
-        ):
-            flip(engine, rank, resident, _ROW * _COLUMNS + 5)
-            finding = scan(receiver)
-            assert finding is not None
-            assert (finding.tensor, finding.ranges) == (tensor, ((element, element + 1),))
-            assert f"rank {rank} at elements {element}..{element}" in finding.detail
-            assert receiver.lost.is_set()
-            assert receiver.report().state is ReceiverState.EMPTY
-            waiting = engine.begin(PROMPTS[0], 4)
-            run.admit(receiver)
-            assert scan(receiver) is finding, "the next pass finds nothing new"
-            assert waiting.result(300).tokens == before[0][:4]
-            assert [engine.ask(prompt).tokens for prompt in PROMPTS] == before
+
+        def flip(rank: int, resident: str, element: int) -> None:
+            call = engine.engine.collective_rpc("flip_bit", args=(rank, resident, element))
+            asyncio.run_coroutine_threadsafe(call, engine.loop).result(60)
+
+        check_audit(engine, old, tmp_path, flip)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,21 @@ import httpx
 import pytest
 import vllm  # noqa: F401 -- imported once, before processes are forked
 from tests.lanes.shared import checkpoints
+from tests.lanes.shared.engine import LONG_PROMPT, PROMPTS
 from tests.lanes.shared.run import Run, Version
-from tests.lanes.vllm.engines import LONG_PROMPT, PROMPTS
 from tests.lanes.vllm.offline import in_fork, offline, say
 from typing_extensions import override
 
 from dcr.errors import ConfigError
 from dcr.receiver.agent import ReceiverAgent
+from dcr.receiver.lease import Lease
 from dcr.receiver.workers.gate import EngineGate
 from dcr.receiver.workers.ranks import Workers
 from dcr_adapters.vllm.http_control import HttpControl
 from dcr_adapters.vllm.plugin import EXTENSION
 
 _START_S = 400
+MIDDLEWARE = "dcr_adapters.vllm.serving_lease.ServingLease"
 NUM_TOKENS = 3800
 """Of the request in flight."""
 
@@ -44,7 +46,7 @@ def server(model: Path, log: Path) -> Iterator[str]:
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager"),
         *("--kv-cache-memory-bytes", str(32 << 20), "--host", "127.0.0.1", "--port", str(port)),
-        *("--worker-extension-cls", EXTENSION, "--enable-scale-out"),
+        *("--worker-extension-cls", EXTENSION, "--enable-scale-out", "--middleware", MIDDLEWARE),
     ]
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
     with log.open("wb") as out:
@@ -76,16 +78,28 @@ def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
     raise AssertionError(log.read_text()[-4000:])
 
 
-def ask(url: str, prompt: Sequence[int], num_tokens: int = 12) -> dict[str, Any]:
-    """The greedy answer: ``token_ids`` and ``weight_versions``."""
+def asked(url: str, prompt: Sequence[int], num_tokens: int = 12) -> httpx.Response:
+    """What the server says, whatever it is."""
     body = {
         "token_ids": list(prompt),
         "sampling_params": {"temperature": 0, "max_tokens": num_tokens, "ignore_eos": True},
     }
-    answer = httpx.post(f"{url}/inference/v1/generate", json=body, timeout=300)
+    return httpx.post(f"{url}/inference/v1/generate", json=body, timeout=300)
+
+
+def ask(url: str, prompt: Sequence[int], num_tokens: int = 12) -> dict[str, Any]:
+    """The greedy answer: ``token_ids`` and ``weight_versions``."""
+    answer = asked(url, prompt, num_tokens)
     assert answer.is_success, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 class Flying(threading.Thread):
@@ -133,12 +147,20 @@ def test_refits_of_a_running_server(tmp_path: Path) -> None:
     new = checkpoints.changed(middle, tmp_path / "v2", rate=0.2, seed=2)
     run = Run(tmp_path, checkpoints.catalogue(old), checkpoints.version(old))
     with server(old, tmp_path / "log") as url:
-        control = HttpControl(url)
-        receiver = run.receiver("server", Workers(control, folder=tmp_path), EngineGate(control))
+        control, lease = HttpControl(url), Lease()
+        gate = EngineGate(control)
+        gate.serve_under(lease)
+        receiver = run.receiver("server", Workers(control, folder=tmp_path), gate)
         run.admit(receiver)
+        assert asked(url, PROMPTS[0]).status_code == 503, "proven, but nobody has granted a lease yet"
+        lease.extend(lease.clock() + 3600)
+        until(lambda: gate.is_open and asked(url, PROMPTS[0]).is_success)
         before = [ask(url, prompt)["token_ids"] for prompt in PROMPTS]
         flying = over_refits(url, run, receiver, (checkpoints.version(middle), checkpoints.version(new)))
         after = [ask(url, prompt) for prompt in (LONG_PROMPT, *PROMPTS)]
+        lease.end()
+        until(lambda: asked(url, PROMPTS[0]).status_code == 503)
+        assert httpx.get(f"{url}/is_paused").json()["is_paused"]
         control.close()
     last = run.records[-1].version
     assert flying.versions == [str(last - 1), str(last)]
@@ -158,4 +180,6 @@ def test_other_servers_are_told_what_is_missing(tmp_path: Path) -> None:
         control = HttpControl(running.url)
         with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE"):
             control.pause()
+        with pytest.raises(ConfigError, match=r"--middleware .*ServingLease"):
+            EngineGate(control).serve_under(Lease())
         control.close()

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
+Further = Mapping[str, tuple[type[Any], Callable[[Any], object]]]
+"""Calls beyond those of ``RankPort``: name -> class of the parameters, and what it does."""
 MakeRank = Callable[[NativeLoader, Catalogue], RankPort]
 
 
@@ -60,13 +62,15 @@ class RankServer:
         *,
         make_rank: MakeRank,
         open_store: Callable[[Path], ObjectStore] = DirectoryStore,
+        further: Further | None = None,
     ) -> None:
         self._loader = loader
         self._greeting = greeting
         self._make_rank = make_rank
         self._open_store = open_store
         self._configured: _Configured | None = None
-        self._calls: Mapping[str, tuple[type[Any], Callable[[Any], object]]] = {
+        self._calls: Further = {
+            **(further or {}),
             "hello": (Nothing, lambda _: self._greeting),
             "configure": (Configure, self._configure),
             "prewarm": (Nothing, lambda _: self._rank.prewarm()),
