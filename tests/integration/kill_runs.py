@@ -13,7 +13,7 @@ from typing import Any
 from dcr.codec import Item, Limits, decode_payload
 from dcr.model import Catalogue, CommitRecord, Manifest, from_json
 from dcr.transport.archive import StoreArchive
-from dcr.transport.chain import chain
+from dcr.transport.chain import history
 from dcr_recipes.compose import load
 from dcr_recipes.faults import parse_kill
 from dcr_recipes.launch.starting import SWITCH
@@ -90,7 +90,7 @@ class Finished:
 
     def manifests(self) -> list[Manifest]:
         """Committed manifests, oldest first, the anchor left out."""
-        return chain(self._archive, self.record())[1:]
+        return history(self._archive, self.record())[1:]
 
     def items(self, manifest: Manifest) -> Iterator[Item]:
         """Every item that led to the manifest's version."""

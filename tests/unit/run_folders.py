@@ -50,7 +50,7 @@ def stored_run(root: Path, num_versions: int = 3, run: RunId = "ab" * 16) -> Sto
     folder.endpoints.mkdir()
     save(compose(WORDS), folder.config)
     folder.run_id.write_text(run)
-    made = StoredRun(folder, History(DirectoryStore(folder.store), small_catalogue(run)))
+    made = StoredRun(folder, History(DirectoryStore(folder.store), small_catalogue(run), audits=True))
     rng = np.random.default_rng(3)
     for _ in range(num_versions):
         made.history.commit(random_tensors(made.history.catalogue, rng), encoding=Encoding.XOR)

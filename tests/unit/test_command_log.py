@@ -76,7 +76,8 @@ def test_an_older_versions_audit_follows_from_its_owners(made: StoredRun) -> Non
     table = from_json(AuditTable, history.archive.get_object("audit", history.records[1].audit))
     attempt = history.records[1].attempt
     told = replace(history.manifests[1], owners=(OwnerClose(attempt, 0, (), table, 1, 4, ""),))
-    manifests = [history.manifests[0], told, history.manifests[2]]
+    unproven = replace(history.manifests[0], owners=())
+    manifests = [unproven, told, history.manifests[2]]
     rows = rows_of(history.records[-1], manifests, history.catalogue, {})
     assert (rows[1]["audit"], rows[1]["changed_fraction"]) == (history.records[1].audit, 0.25)
     assert (rows[0]["audit"], rows[0]["changed_fraction"]) == (None, None)

@@ -58,8 +58,10 @@ def export_version(
     num_payloads = sum(len(manifest.payloads) for manifest in chain(archive, record))
     try:
         staged.mkdir(parents=True)
-        with observe.listening(_Counter(num_payloads * len(groups), advance)):
+        counter = _Counter(num_payloads * len(groups), advance)
+        with archive.reading(record.version) as keep, observe.listening(counter):
             for name, group in zip(names, groups, strict=True):
+                keep()
                 tensors = replay_tensors(archive, record, catalogue, [spec.name for spec in group])
                 _write(staged / name, group, tensors)
         if len(groups) > 1:

@@ -35,9 +35,9 @@ def chains(archive: Archive, record: CommitRecord) -> Iterator[list[Manifest]]:
     anchors = {anchor.link: anchor for anchor in archive.retained().anchors}
     later: list[Manifest] = []
     for digest, manifest in _walk(archive, record):
-        planes = _planes(archive, manifest, anchors.get(digest))
-        if planes is not None:
-            yield [planes, *later[::-1]]
+        base = _usable(archive, manifest, anchors.get(digest))
+        if base is not None:
+            yield [base, *later[::-1]]
         later.append(manifest)
     if not later[-1].overwrite_only:
         raise IntegrityError(f"version {later[-1].attempt.version}: the anchor is not overwrite only")
@@ -110,26 +110,36 @@ def _walk(archive: Archive, record: CommitRecord) -> Iterator[tuple[str, Manifes
         child = parent
 
 
-def _planes(archive: Archive, manifest: Manifest, anchor: Anchor | None) -> Manifest | None:
-    """The list of ``anchor``, which lies beside ``manifest``; None if there is none that can be used."""
+def planes(archive: Archive, manifest: Manifest, anchor: Anchor) -> Manifest:
+    """The list of ``anchor``, which lies beside ``manifest``.
+
+    Raises:
+        IntegrityError: it is missing, damaged or another one.
+        StoreError: the store failed; nothing is lost, try again.
+    """
+    version, what = manifest.attempt.version, f"anchor manifest {anchor.manifest}"
+    with proven(version, what):
+        found = from_json(Manifest, archive.get_object("manifest", anchor.manifest))
+    require(
+        version,
+        what,
+        run=(found.run, manifest.run),
+        attempt=(found.attempt, manifest.attempt),
+        catalogue=(found.catalogue, manifest.catalogue),
+        whole=(found.is_later_anchor and found.overwrite_only, True),
+    )
+    return found
+
+
+def _usable(archive: Archive, manifest: Manifest, anchor: Anchor | None) -> Manifest | None:
+    """As ``planes``; None if there is no such anchor, or none that can be used."""
     if anchor is None:
         return None
-    version, what = manifest.attempt.version, f"anchor manifest {anchor.manifest}"
     try:
-        with proven(version, what):
-            planes = from_json(Manifest, archive.get_object("manifest", anchor.manifest))
-        require(
-            version,
-            what,
-            run=(planes.run, manifest.run),
-            attempt=(planes.attempt, manifest.attempt),
-            catalogue=(planes.catalogue, manifest.catalogue),
-            whole=(planes.is_later_anchor and planes.overwrite_only, True),
-        )
+        return planes(archive, manifest, anchor)
     except IntegrityError as err:
         _log.warning("an anchor is left out, the one before it is used: %s", err)
         return None
-    return planes
 
 
 def _read(archive: Archive, record: CommitRecord, version: int, digest: str) -> Manifest:

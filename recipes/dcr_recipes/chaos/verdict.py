@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from dcr.errors import RefitError
 from dcr.model import CommitRecord
-from dcr.transport.chain import chain
+from dcr.transport.chain import history
 from dcr_recipes.chaos.answers import Answer, read_lines, sample, stale
 from dcr_recipes.chaos.history import Commit, lost_versions, uncommitted
 from dcr_recipes.chaos.options import Options
@@ -55,7 +55,7 @@ def archived(
 ) -> tuple[list[Commit], str]:
     """The versions that the last record leads back to, oldest first, and what was wrong with reading them."""
     try:
-        manifests = chain(site_of(folder, config).archive, last := read())
+        manifests = history(site_of(folder, config).archive, last := read())
     except RefitError as err:
         return [], f"the archive of the run cannot be read: {err}"
     # A manifest is named by its child; the last one by the record.

@@ -8,7 +8,7 @@ from dcr.codec import read_head
 from dcr.errors import IntegrityError, MissingObject, PayloadError
 from dcr.model import Catalogue, CommitRecord, Manifest, PayloadRef
 from dcr.transport.base import Archive
-from dcr.transport.chain import chain
+from dcr.transport.chain import chain, history, planes
 from dcr.transport.replay import replay
 from dcr_recipes.commands.findings import Finding, failed, proven, unchecked
 
@@ -32,16 +32,24 @@ class ArchiveCheck:
             StoreError: the store failed for now.
         """
         try:
-            manifests = chain(self.archive, self.record)
+            retained, manifests = self.archive.retained(), history(self.archive, self.record)
+            beside = {str(manifest.attempt): manifest for manifest in manifests}
+            anchors = [
+                planes(self.archive, beside[str(anchor.attempt)], anchor)
+                for anchor in retained.anchors
+                if str(anchor.attempt) in beside
+            ]
+            begin = chain(self.archive, self.record)
         except IntegrityError as err:
             return [failed("manifests", str(err))]
         found = [proven("manifests", f"{len(manifests)}, each names its parent, back to the anchor")]
-        damaged = self._payloads(manifests)
+        deltas = [each for each in manifests if each.attempt.version > retained.floor or not retained.floor]
+        damaged = self._payloads([*anchors[::-1], *deltas])
         if damaged:
             return [*found, *damaged, unchecked("rebuilt tensors", "payloads are damaged")]
-        num_payloads, num_bytes = _extent(manifests)
+        num_payloads, num_bytes = _extent([*anchors, *deltas])
         found.append(proven("payloads", f"{num_payloads} with {num_bytes} bytes have their digests"))
-        return [*found, self._rebuild(num_payloads)]
+        return [*found, self._rebuild(_extent(begin)[0])]
 
     def _payloads(self, manifests: list[Manifest]) -> list[Finding]:
         """One finding for each damaged payload."""

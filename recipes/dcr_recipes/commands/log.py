@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dcr.model import Catalogue, CommitRecord, ControlState, Manifest
+    from dcr.transport.base import Anchor
 
 Row: TypeAlias = dict[str, Any]
 _FILE_COLUMNS = 140
@@ -24,7 +25,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         "log",
         help="list the versions of a run",
         description="List the committed versions of a run, oldest first, from its archive. 'tries' counts the"
-        " attempts that a version took. Older versions' steps are those of metrics.jsonl.",
+        " attempts that a version took, 'anchor' is what its planes take where they are stored whole. Older"
+        " versions' steps are those of metrics.jsonl.",
     )
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default runs/latest")
     parser.add_argument("--json", action="store_true", help="one JSON object for programs")
@@ -38,15 +40,16 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: there is no run.
         IntegrityError: the chain of manifests is broken.
     """
-    from dcr.transport.chain import chain
+    from dcr.transport.chain import history
     from dcr_recipes.commands.log_bounds import add_bounds
     from dcr_recipes.commands.opened import open_run
 
     opened = open_run(args.run)
     state = opened.state()
     catalogue = opened.site.catalogue(state.record)
-    manifests = chain(opened.site.archive, state.record)
+    manifests = history(opened.site.archive, state.record)
     rows = rows_of(state.record, manifests, catalogue, steps_of(opened.folder.metrics))
+    add_anchors(rows, opened.site.archive.retained().anchors)
     add_bounds(rows, opened.folder.metrics)
     if args.json:
         print(json.dumps({"run": state.run, "versions": rows, "active": _active(state)}, indent=2))
@@ -82,6 +85,16 @@ def rows_of(
             }
         )
     return rows
+
+
+def add_anchors(rows: list[Row], anchors: "Sequence[Anchor]") -> None:
+    """``anchor_bytes``: what the planes take that a version has beside its delta; None if it has none."""
+    found = {str(anchor.attempt): anchor for anchor in anchors}
+    for row in rows:
+        anchor = found.get(row["attempt"])
+        row["anchor_bytes"] = anchor.num_bytes if anchor else None
+        if anchor is not None and row["step"] is None:
+            row["step"] = anchor.step
 
 
 def steps_of(metrics: Path) -> dict[int, int]:
@@ -132,10 +145,12 @@ def _table(rows: list[Row]) -> "Table":
     from dcr_recipes.commands.log_bounds import HEADINGS, cells, shown
     from dcr_recipes.launch.figures import size
 
-    timed = shown(rows)
+    timed, anchored = shown(rows), any(row["anchor_bytes"] for row in rows)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("version", "step", "attempt", "tries", "payloads", "sent", "of dense", "changed"):
         table.add_column(column, justify="right", no_wrap=True)
+    if anchored:
+        table.add_column("anchor", justify="right", no_wrap=True)
     for name in timed:
         table.add_column(HEADINGS[name], justify="right", no_wrap=True)
     for column in ("encoding", "parent", "audit"):
@@ -150,6 +165,7 @@ def _table(rows: list[Row]) -> "Table":
             size(row["payload_bytes"]),
             f"{100 * row['payload_bytes'] / max(row['dense_bytes'], 1):.2f}%",
             "-" if row["changed_fraction"] is None else f"{100 * row['changed_fraction']:.3f}%",
+            *([size(row["anchor_bytes"]) if row["anchor_bytes"] else "-"] if anchored else []),
             *cells(row, timed),
             "overwrite" if row["overwrite_only"] else "mixed",
             _or_dash(row["parent"]),

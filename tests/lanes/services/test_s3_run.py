@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from dcr.errors import ConfigError
 from dcr.testing.s3_server import S3Server
-from dcr.transport.chain import chain
+from dcr.transport.chain import history
 from dcr_recipes.commands.opened import open_run
 from dcr_recipes.compose import compose
 from dcr_recipes.launch.object_server import own_server
@@ -111,7 +111,7 @@ def test_failed_attempts_leave_nothing_in_the_bucket(finished: Path, tmp_path: P
     told = json.loads((folder / "summary.json").read_text())
     assert told["weights_digest"] == json.loads((finished / "summary.json").read_text())["weights_digest"]
     opened = open_run(folder)
-    committed = {str(manifest.attempt) for manifest in chain(opened.site.archive, opened.state().record)}
+    committed = {str(manifest.attempt) for manifest in history(opened.site.archive, opened.state().record)}
     run = opened.site.run
     for kind in ("payload", "close"):
         assert {key.split("/")[2] for key in opened.site.store.list(f"{run}/{kind}/")} == committed
