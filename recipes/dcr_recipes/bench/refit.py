@@ -102,6 +102,7 @@ def _measure(made: Cluster, options: Options, steps: Steps) -> tuple[list[Row], 
         steps(f"{where}: {100 * rate:g}%")
         refits = [made.refit(rate) for _ in range(options.num_warm + options.num_timed)]
         rows.append(_row(setup, rate, refits[options.num_warm :], references))
+        steps.note(_line(rows[-1]))
     return rows, {
         "mode": setup.mode,
         "num_nodes": setup.num_nodes,
@@ -141,6 +142,12 @@ def _row(setup: Setup, rate: float, refits: Sequence[Refitted], references: Sequ
         "reference_mb": references[0].num_bytes / 1e6 if references else None,
         "speedup": reference_s / latency_s if reference_s is not None else None,
     }
+
+
+def _line(row: Row) -> str:
+    """One row, for whoever waits for the others."""
+    named = ("latency", "latency_min", "latency_max", "construction", "upload", "download", "finalization")
+    return ", ".join(f"{name} {row[f'{name}_s']:.2f}" for name in (*named, "check", "rest")) + " s"
 
 
 def _report(

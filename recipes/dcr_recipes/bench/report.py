@@ -145,6 +145,11 @@ class Steps:
         else:
             print(line, file=sys.stderr, flush=True)
 
+    def note(self, what: str) -> None:
+        """Say what was found, on a line of its own that stays."""
+        self.end()
+        print(f"  {what}", file=sys.stderr, flush=True)
+
     def end(self) -> None:
         """Clear the line."""
         if self._terminal:

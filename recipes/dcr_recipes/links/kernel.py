@@ -65,14 +65,13 @@ class KernelLink:
         """
         if not 1 <= self.number <= _MOST_LINKS:
             raise ConfigError(f"link {self.number} is not one of 1 to {_MOST_LINKS}")
-        for class_number, end in zip(self._classes, ("dst", "src"), strict=True):
-            name = f"1:{class_number:x}"
+        for number, end in zip(self._classes, ("dst", "src"), strict=True):
+            name, filters = f"1:{number:x}", ("dev", _DEVICE, "parent", "1:", "protocol", "ip", "prio")
             rate = ("rate", f"{_UNLIMITED_BIT_S}bit")
-            _run("tc", "class", "add", "dev", _DEVICE, "parent", "1:", "classid", name, "htb", *rate)
+            _run("tc", "class", "replace", "dev", _DEVICE, "parent", "1:", "classid", name, "htb", *rate)
+            _try("tc", "filter", "del", *filters, str(number))  # that of an earlier link of this number
             match = ("u32", "match", "ip", end, f"{self.address}/32", "flowid", name)
-            _run(
-                "tc", "filter", "add", "dev", _DEVICE, "parent", "1:", "protocol", "ip", "prio", "1", *match
-            )
+            _run("tc", "filter", "add", *filters, str(number), *match)
         self.limit(0)
 
     @property
@@ -94,6 +93,11 @@ class KernelLink:
 
 
 def _run(*words: str) -> None:
+    if refusal := _try(*words):
+        raise ConfigError(f"{' '.join(words)}: {refusal}")
+
+
+def _try(*words: str) -> str:
+    """Why the kernel refuses; empty if it does not."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
+    return (done.stderr.strip() or str(done.returncode)) if done.returncode else ""
