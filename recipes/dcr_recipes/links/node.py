@@ -1,4 +1,4 @@
-"""The link of a node to the one server that it reaches, limited by the kernel if allowed, or in user space."""
+"""The link of a node to the one server that it reaches, limited by the kernel if it can, or in user space."""
 
 from typing import TypeAlias
 
