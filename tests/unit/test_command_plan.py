@@ -11,6 +11,7 @@ from dcr.indexmap import IndexMap
 from dcr.model import TensorSpec
 from dcr.source.plan import Plan, location_bits, report
 from dcr.source.task import AffineTask
+from dcr_adapters.fsdp.plan import Mesh, _tasks
 from dcr_recipes.cli import main
 from dcr_recipes.commands import plan as command
 
@@ -62,7 +63,8 @@ def test_the_plan_is_told_in_words_too(config: Path, capsys: pytest.CaptureFixtu
         ("[]", (), "no 'model_type'"),
         ('{"model_type": "nobody"}', (), "nobody"),
         (None, ("--dp", "0"), "at least 1 rank"),
-        (None, ("--tp", "2"), "knows --dp only"),
+        (None, ("--pp", "2"), "--pp 2: --trainer fsdp has no such axis; it has --dp, --tp, --dp-replicate"),
+        (None, ("--dp-replicate", "0"), "--dp-replicate 0: at least 1 rank"),
         (None, ("--classification", "published"), "published is Megatron's"),
         (None, ("--rate", "2"), "--rate 2"),
     ],
@@ -128,6 +130,76 @@ def test_location_bits_are_the_entropy_a_change() -> None:
 
 
 def test_a_request_that_no_trainer_can_plan_says_so(config: Path) -> None:
-    request = command.Request(config, "fsdp", {"dp": 1, "tp": 4}, "closed_form", "bfloat16")
-    with pytest.raises(ConfigError, match="'tp': 4"):
+    request = command.Request(config, "fsdp", {"dp": 1, "ep": 4}, "closed_form", "bfloat16")
+    with pytest.raises(ConfigError, match="--ep 4: --trainer fsdp has no such axis"):
         command.make_plan(request)
+    request = command.Request(config, "megatron", {"dp_replicate": 2}, "closed_form", "bfloat16")
+    with pytest.raises(ConfigError, match="--dp-replicate 2: --trainer megatron has no such axis"):
+        command.make_plan(request)
+
+
+def test_copies_of_a_sharded_model_add_owners_and_no_bytes(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--hf-config", str(config), "--trainer", "fsdp", "--json", "--dp", "2")
+    plain, hybrid = (json.loads(run(capsys, *words, "--dp-replicate", copies)[1]) for copies in ("1", "3"))
+    assert hybrid["bytes_total"] == plain["bytes_total"]
+    assert hybrid["baseline_bytes_per_rank"] == plain["bytes_total"] // 6
+    assert hybrid["owner_bytes"]["max"] < plain["owner_bytes"]["min"]
+    assert hybrid["items"]["total"] >= plain["items"]["total"] == 24
+
+
+def test_tensor_parallel_ranks_cut_layers_and_share_norms(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(json.dumps(TINY | {"vocab_size": 12}))
+    words = ("--hf-config", str(config), "--trainer", "fsdp", "--json")
+    one = json.loads(run(capsys, *words)[1])
+    for dp, tp in ((1, 2), (2, 2)):
+        got = json.loads(run(capsys, *words, "--tp", str(tp), "--dp", str(dp))[1])
+        assert got["bytes_total"] == one["bytes_total"]
+        # nine matrices have a part on every rank; three norms are cut over dp, once for all ranks of tp
+        assert got["items"]["total"] == 9 * dp * tp + 3 * dp
+        assert got["owner_bytes"]["min"] > 0
+
+
+def test_parts_of_a_tensor_parallel_plan_are_those_of_dtensors() -> None:
+    """Rows and columns of every part, for a weight that is split on either dim or not at all."""
+    spec = TensorSpec("model.layers.0.mlp.down_proj.weight", (6, 8), "bfloat16")
+    mesh = Mesh(shards=2, copies=2, tensor=2)
+    columns = list(_tasks(spec, 1, mesh))
+    assert [(task.num_elements, task.replicas) for task in columns] == [
+        (12, (0, 4)), (12, (2, 6)), (12, (1, 5)), (12, (3, 7)),
+    ]  # fmt: skip
+    whole = list(_tasks(spec, None, mesh))
+    assert [(task.num_elements, task.replicas) for task in whole] == [(24, (0, 1, 4, 5)), (24, (2, 3, 6, 7))]
+    uneven = list(_tasks(TensorSpec("w", (5, 8), "bfloat16"), 0, Mesh(tensor=2)))
+    assert [task.num_elements for task in uneven] == [24, 16]
+
+
+def test_uneven_strided_shards_are_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--hf-config", str(config), "--trainer", "fsdp", "--tp", "2", "--dp", "3")
+    code, _, err = run(capsys, *words)
+    assert code == 1
+    assert "'model.embed_tokens.weight' of shape (10, 8): 10 rows of dim 0 over --dp 3 x --tp 2" in err
+
+
+def test_experts_whose_parts_are_no_blocks_are_refused(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(json.dumps(TINY | {"model_type": "mixtral", "num_local_experts": 2, "vocab_size": 12}))
+    words = ("--hf-config", str(config), "--trainer", "fsdp")
+    code, _, err = run(capsys, *words, "--tp", "2")
+    assert code == 1
+    assert "mlp.experts.gate_up_proj' of shape (2, 24, 8): --tp splits it as 'packed_colwise'" in err
+
+
+def test_a_model_without_a_tensor_parallel_plan_says_so(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(
+        json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 12})
+    )
+    code, _, err = run(capsys, "--hf-config", str(config), "--trainer", "fsdp", "--tp", "2")
+    assert code == 2
+    assert "--tp 2: transformers has no tensor-parallel plan of gpt2" in err

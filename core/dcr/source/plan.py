@@ -7,7 +7,7 @@ from math import log2
 from dcr.errors import ConfigError
 from dcr.model import TensorSpec, width_bytes
 from dcr.source.ownership import owner_of, stable_hash
-from dcr.source.shares import OWNERSHIPS, divide, slab
+from dcr.source.shares import OWNERSHIPS, owned_ranges
 from dcr.source.task import AffineTask
 
 VALUE_BITS = 3.0
@@ -87,15 +87,10 @@ def _assign(tasks: Sequence[AffineTask], owners: list[int], ownership: str) -> i
         for task in tasks:
             owners[owner_of(task)] += task.num_elements * width_bytes(task.dtype)
         return len(tasks)
-    groups: dict[tuple[int, ...], list[AffineTask]] = {}
-    for task in tasks:
-        groups.setdefault(task.replicas, []).append(task)
     items = 0
-    for replicas, held in groups.items():
-        for part in divide([slab(task) for task in held], len(replicas)):
-            width = width_bytes(held[part.index].dtype)
-            owners[replicas[part.part]] += (part.stop - part.start) * width
-            items += 1
+    for number, part, owner in owned_ranges(tasks):
+        owners[owner] += (part.stop - part.start) * width_bytes(tasks[number].dtype)
+        items += 1
     return items
 
 

@@ -6,7 +6,7 @@ so nothing is exchanged. A line of n parts is cut n - 1 times, so at most n - 1 
 than one owner.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -75,16 +75,19 @@ def slab(task: AffineTask) -> Slab:
     return Slab(order, task.num_elements, bits_dtype(task.dtype).itemsize)
 
 
-def balanced(tasks: Sequence[AffineTask], rank: int) -> list[tuple[AffineTask, Range]]:
-    """The tasks of which ``rank`` owns a part, and which part, in their given order."""
+def owned_ranges(tasks: Sequence[AffineTask]) -> Iterator[tuple[int, Range, int]]:
+    """Every owned range: the number of its task in ``tasks``, the range, and the rank that owns it."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for number, task in enumerate(tasks):
         groups.setdefault(task.replicas, []).append(number)
-    found = {}
     for replicas, numbers in groups.items():
         for cut in divide([slab(tasks[number]) for number in numbers], len(replicas)):
-            if replicas[cut.part] == rank:
-                found[numbers[cut.index]] = cut
+            yield numbers[cut.index], cut, replicas[cut.part]
+
+
+def balanced(tasks: Sequence[AffineTask], rank: int) -> list[tuple[AffineTask, Range]]:
+    """The tasks of which ``rank`` owns a part, and which part, in their given order."""
+    found = {number: cut for number, cut, owner in owned_ranges(tasks) if owner == rank}
     return [(tasks[number], found[number]) for number in sorted(found)]
 
 

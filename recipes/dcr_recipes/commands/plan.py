@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     parser.add_argument("--trainer", choices=("fsdp", "megatron"), required=True)
     for name, text in _DEGREES.items():
-        parser.add_argument(f"--{name}", type=int, default=1, metavar="N", help=f"{text} (default 1)")
+        parser.add_argument(_flag(name), type=int, default=1, metavar="N", help=f"{text} (default 1)")
     parser.add_argument(
         "--classification",
         choices=("closed_form", "published"),
@@ -61,9 +61,11 @@ _DEGREES = {
     "etp": "expert-tensor-parallel degree",
     "ep": "expert-parallel degree",
     "pp": "pipeline-parallel degree",
-    "dp": "data-parallel degree of dense weights",
+    "dp": "data-parallel degree of dense weights; with fsdp the ranks that shard them",
+    "dp_replicate": "fsdp: copies of the sharded model (HSDP)",
     "cp": "context-parallel degree",
 }
+_MEGATRON = ("tp", "etp", "ep", "pp", "dp", "cp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +119,33 @@ def make_plan(request: Request) -> "Plan":
     """
     config = read_config(request.config)
     if request.trainer == "fsdp":
-        from dcr_adapters.fsdp.plan import plan_fsdp
+        from dcr_adapters.fsdp.plan import Mesh, plan_fsdp
 
-        others = {name: size for name, size in request.degrees.items() if name != "dp" and size != 1}
-        if others:
-            raise ConfigError(
-                f"an FSDP2 plan knows --dp only, not {others}: tensor-parallel plans are a model's"
-            )
+        _refuse_other(request, ("dp", "tp", "dp_replicate"))
         if request.classification != "closed_form":
             raise ConfigError("--classification published is Megatron's: FSDP2 shards are all direct")
-        return plan_fsdp(config, request.degrees["dp"], request.dtype)
+        sizes = request.degrees
+        mesh = Mesh(sizes.get("dp", 1), sizes.get("dp_replicate", 1), sizes.get("tp", 1))
+        return plan_fsdp(config, mesh, request.dtype)
     from dcr_adapters.megatron.plan import plan_megatron
     from dcr_adapters.megatron.ranks import Degrees
 
-    degrees: dict[str, Any] = dict(request.degrees)
+    _refuse_other(request, _MEGATRON)
+    degrees: dict[str, Any] = {name: size for name, size in request.degrees.items() if name in _MEGATRON}
     return plan_megatron(config, Degrees(**degrees), request.classification, request.dtype)
+
+
+def _refuse_other(request: Request, known: Sequence[str]) -> None:
+    for name, size in request.degrees.items():
+        if name not in known and size != 1:
+            raise ConfigError(
+                f"{_flag(name)} {size}: --trainer {request.trainer} has no such axis; "
+                f"it has {', '.join(map(_flag, known))}"
+            )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def read_config(path: Path) -> Any:
