@@ -12,7 +12,7 @@ from dcr.indexmap import IndexMap
 from dcr.model import TensorSpec, digest_hex, stored_bits
 from dcr.source.ownership import stable_hash
 from dcr.source.residual import Part
-from dcr_adapters.megatron.model import model_bridge_of
+from dcr_adapters.megatron.model import global_parameters, model_bridge_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,11 @@ class Export:
     def digests(self, names: Iterable[str]) -> dict[str, str]:
         """Digest of the bits of every live parameter or buffer with one of these global names."""
         wanted = set(names)
-        own = model_bridge_of(self._bridge)
         held = {task.global_param_name: task for task in self._tasks if task.param_weight is not None}
         tensors = {name: _live(task).param_weight for name, task in held.items() if name in wanted}
-        for chunk in self._chunks:
-            for name, parameter in chunk.named_parameters():
-                if (bare := own._unwrap_name(name)) in wanted:
-                    tensors.setdefault(bare, parameter)
+        for name, parameter in global_parameters(self._chunks):
+            if name in wanted:
+                tensors.setdefault(name, parameter)
         return {name: digest_hex(stored_bits(tensor).tobytes()) for name, tensor in tensors.items()}
 
     def _converted(self, names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,6 +12,9 @@ from dcr.model import TensorSpec
 from dcr_adapters.megatron.classify import Classified, Setting, classify
 from dcr_adapters.megatron.ranks import Degrees, Grid, Place, grid_of
 
+_WRAPPED = ".to_wrap."
+"""Between the name of a module with an adapter and that of its own parameter."""
+
 _GROUPS = ("tp", "cp", "pp", "ep", "expt_tp", "dp_cp", "expt_dp")
 
 
@@ -179,18 +182,32 @@ def _emits(bridge: Any, alias: str | None) -> bool:
     return alias in state.source.get_all_keys()
 
 
+def global_parameters(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """This rank's parameters by the Bridge's global names: layers and experts are numbered over all ranks."""
+    from megatron.bridge.models.conversion import model_bridge
+    from megatron.bridge.models.conversion.utils import unwrap_model
+
+    models = unwrap_model(list(chunks))
+    for stage, model in enumerate(models):
+        for name, parameter in model.named_parameters():
+            number = model_bridge._megatron_local_name_to_global
+            yield number(models, models[0].config, _unwrapped(name), stage), parameter
+
+
 def _adapters(chunks: Sequence[torch.nn.Module]) -> dict[str, tuple[str, ...]]:
     """Names of low-rank parameters by the name of the base parameter into which they are merged."""
-    found: dict[str, list[str]] = {}
-    for chunk in chunks:
-        names = [name for name, _ in chunk.named_parameters()]
-        for name in names:
-            prefix, wrapped, _ = name.partition(".to_wrap.")
-            if wrapped:
-                found[_unwrapped(name)] = [
-                    _unwrapped(other) for other in names if other.startswith(f"{prefix}.adapter")
-                ]
-    return {name: tuple(parts) for name, parts in found.items() if parts}
+    names = [name for name, _ in global_parameters(chunks)]
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        prefix, wrapped, _ = name.partition(_WRAPPED)
+        if wrapped:
+            found[name] = tuple(other for other in names if other.startswith(f"{prefix}.adapter"))
+            if not found[name]:
+                raise UnsupportedPath(
+                    f"parameter {name!r} is wrapped, but has no parameters named {prefix}.adapter...: what "
+                    "its export depends on is not known"
+                )
+    return found
 
 
 def _unwrapped(name: str) -> str:

@@ -27,6 +27,7 @@ from dcr_adapters.megatron.model import (
     served_spec,
     setting_of,
 )
+from dcr_adapters.megatron.pending import refuse_pending
 from dcr_adapters.megatron.pieces import Piece
 
 SERVED_DTYPES = ("bfloat16", "float16", "float32")
@@ -148,8 +149,7 @@ class MegatronShards:
         Raises:
             UnsupportedPath: parameters are still to be gathered by a hook of the next forward pass.
         """
-        for chunk in self._chunks:
-            _refuse_pending_gather(chunk)
+        refuse_pending(self._chunks)
         parameters = {held.parameter.name: held.parameter for held in self._held.values()}
         lines = (f"{name} {_glance(parameter.live())}" for name, parameter in sorted(parameters.items()))
         return digest_hex("\n".join(lines).encode())
@@ -227,17 +227,6 @@ def _require_complete(specs: Sequence[TensorSpec], counts: Sequence[dict[str, in
                 f"shards of {spec.name!r} hold {covered} of its {spec.num_elements} elements {spec.shape}: "
                 "a parameter is missing, or is replicated where its mapping says it is split"
             )
-
-
-def _refuse_pending_gather(chunk: Any) -> None:
-    config = getattr(chunk, "ddp_config", None)
-    if getattr(config, "overlap_param_gather", False) and getattr(
-        chunk, "remove_forward_pre_hook_handles", None
-    ):
-        raise UnsupportedPath(
-            "overlap_param_gather: parameters may be gathered only in the next forward pass; call "
-            "disable_forward_pre_hook() on the model before a refit and enable_forward_pre_hook() after it"
-        )
 
 
 def _refusal(residual: Sequence[ResidualConversion]) -> str:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lanes.megatron.mapping_cases import CASES, degrees, direct_pieces, sizes
 from tests.lanes.megatron.standins import Case
-from tests.lanes.megatron.test_mappings import CASES, degrees, direct_pieces, sizes
 
 from dcr.model import stored_bits
 from dcr.source.change import find_change

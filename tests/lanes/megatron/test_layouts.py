@@ -1,8 +1,6 @@
 """MegatronShards over real Megatron worlds: the Bridge's old export plus the delta is its new export."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,27 +9,12 @@ import numpy as np
 import pytest
 from tests.contract.fsdp_worlds import Recorded
 from tests.contract.test_fsdp_shards import RecordedSource
-from tests.lanes.megatron.training import LAYOUTS
+from tests.lanes.megatron.layouts import LAYOUTS
+from tests.lanes.megatron.results import arrays, facts, truth
+from tests.lanes.shared.trainer_world import require_success
 
 from dcr.model import Bits, from_json
 from dcr.testing.shard_source_suite import ShardSourceContract, ShardWorld
-
-ROOT = Path(__file__).parents[3]
-Dense = dict[str, Bits]
-
-
-def arrays(path: Path) -> dict[str, Any]:
-    with np.load(path) as data:
-        return dict(data)
-
-
-@pytest.fixture(scope="session")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("megatron")
-    command = [sys.executable, "-m", "tests.lanes.megatron.worlds", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
 
 
 @pytest.fixture(params=list(LAYOUTS))
@@ -41,18 +24,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def folder(worlds: Path, name: str) -> Path:
-    failures = sorted((worlds / name).glob("failed-*"))
-    assert not failures, failures[0].read_text()[-4000:]
+    require_success(worlds / name)
     return worlds / name
-
-
-def truth(folder: Path, phase: str) -> Dense:
-    """The export of rank 0; every rank exports the same."""
-    first, *others = [arrays(path) for path in sorted(folder.glob(f"{phase}-[0-9].npz"))]
-    for other in others:
-        assert first.keys() == other.keys()
-        assert all(np.array_equal(first[key], other[key]) for key in first)
-    return first
 
 
 def sources(folder: Path, phase: str, world: int) -> list[RecordedSource]:
@@ -65,7 +38,7 @@ def sources(folder: Path, phase: str, world: int) -> list[RecordedSource]:
     return made
 
 
-def without_aliases(dense: Dense, world: list[RecordedSource]) -> Dense:
+def without_aliases(dense: dict[str, Bits], world: list[RecordedSource]) -> dict[str, Bits]:
     aliases = {alias for spec in world[0].tensors() for alias in spec.aliases}
     return {key: bits for key, bits in dense.items() if key not in aliases}
 
@@ -73,7 +46,7 @@ def without_aliases(dense: Dense, world: list[RecordedSource]) -> Dense:
 class TestShards(ShardSourceContract):
     @pytest.fixture(params=["old", "new"])
     def world(self, folder: Path, name: str, request: pytest.FixtureRequest) -> ShardWorld:
-        made = sources(folder, request.param, LAYOUTS[name].world)
+        made = sources(folder, request.param, LAYOUTS[name].degrees.world)
         return ShardWorld(made, without_aliases(truth(folder, request.param), made))
 
 
@@ -114,28 +87,26 @@ def test_counters_move_with_a_step(folder: Path) -> None:
     assert old != new
 
 
-def facts(folder: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / "facts-0.json").read_text())
-    return loaded
-
-
 def test_nothing_is_residual_and_the_guard_against_collectives_bites(folder: Path) -> None:
     assert facts(folder)["residual"] == 0
     assert "communicates during construction" in facts(folder)["guard"]
 
 
-def test_the_published_classification_leaves_fused_attention_and_vocabulary_to_the_residual_path(
+def test_the_published_classification_leaves_fused_weights_and_vocabulary_to_the_residual_path(
     folder: Path, name: str
 ) -> None:
     residual = [json.loads(each) for each in facts(folder)["published"]]
-    if LAYOUTS[name].family != "qwen3":
-        pytest.skip("counted in test_plan.py")
-    layers = 4 if LAYOUTS[name].vpp > 1 else 2
     outputs = {output for each in residual for output in each["outputs"]}
-    assert len(residual) == layers + (1 if LAYOUTS[name].tied else 2)
-    assert len(outputs) == 3 * layers + (1 if LAYOUTS[name].tied else 2)
+    assert (len(residual), len(outputs)) == LAYOUTS[name].published
     assert "conversions need the residual path, which is off" in facts(folder)["refusal"]
     assert all(each["inputs"] and each["reason"] for each in residual)
+
+
+def test_parameters_that_the_next_forward_pass_gathers_are_refused_until_they_are_gathered(
+    folder: Path, name: str
+) -> None:
+    said = facts(folder)["pending"]
+    assert ("overlap_param_gather" in said) if LAYOUTS[name].overlap else said == ""
 
 
 def test_residual_tensors_are_converted_by_the_bridge_each_on_one_rank(folder: Path) -> None:
@@ -147,7 +118,7 @@ def test_residual_tensors_are_converted_by_the_bridge_each_on_one_rank(folder: P
         for tensor, bits in part.items():
             np.testing.assert_array_equal(bits, new[tensor].reshape(-1), err_msg=tensor)
             assert facts(folder)["tensors"][tensor] == list(new[tensor].shape)
-    held = [json.loads(path.read_text())["inputs"] for path in sorted(folder.glob("facts-*.json"))]
+    held = [facts(folder, rank)["inputs"] for rank in range(len(parts))]
     assert {name for part in held for name in part} == {name for each in residual for name in each["inputs"]}
 
 

@@ -6,11 +6,9 @@ One process imports Megatron once and forks the ranks of all worlds. Results tra
 
 import json
 import logging
-import multiprocessing
-import os
 import sys
-import traceback
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,9 @@ import torch
 import torch.distributed as dist
 from tests.contract.fsdp_worlds import Recorded
 from tests.lanes.megatron import training
-from tests.lanes.megatron.training import LAYOUTS, VOCAB, Layout
+from tests.lanes.megatron.layouts import ADAPTED, LAYOUTS, TRAINED, VOCAB, Layout, hf_config
+from tests.lanes.megatron.refits import ResidualRefit, residual_refit
+from tests.lanes.shared.trainer_world import fork_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
@@ -48,76 +48,99 @@ def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     with on_cpu():
         for name in names:
-            _run(folder / name, LAYOUTS[name])
+            _run(folder / name, (LAYOUTS | ADAPTED)[name])
 
 
 def _run(folder: Path, layout: Layout) -> None:
     folder.mkdir(parents=True)
-    if layout.family == "qwen3":
+    if layout.family == TRAINED:
         training.save_checkpoint(layout, folder / "checkpoint")
-    context = multiprocessing.get_context("fork")
-    ranks = [
-        context.Process(target=_rank, args=(folder, layout, rank), daemon=True)
-        for rank in range(layout.world)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(180)
-        if process.is_alive():
-            process.kill()
+    body = _adapted if layout.lora else _world
+    fork_ranks(folder, layout.degrees.world, lambda rank: body(folder, layout, rank))
 
 
-def _rank(folder: Path, layout: Layout, rank: int) -> None:
-    try:
-        where = (folder / "store").absolute().as_uri()
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=layout.world)
-        _world(folder, layout, rank)
-        dist.barrier()
-    except BaseException:  # noqa: BLE001 -- a child's failure is read by the test
-        (folder / f"failed-{rank}").write_text(traceback.format_exc())
-        os._exit(1)
-    os._exit(0)
+def _started(folder: Path, layout: Layout) -> tuple[Any, list[torch.nn.Module], Any]:
+    """Bridge, chunks and optimizer of this rank."""
+    from megatron.bridge import AutoBridge
+    from megatron.core import parallel_state, tensor_parallel
+
+    degrees = layout.degrees
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=degrees.tp,
+        pipeline_model_parallel_size=degrees.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        expert_model_parallel_size=degrees.ep,
+        expert_tensor_parallel_size=degrees.etp,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    if layout.family == TRAINED:
+        bridge = AutoBridge.from_hf_pretrained(str(folder / "checkpoint"))
+    else:
+        bridge = AutoBridge.from_hf_config(hf_config(layout))
+    return bridge, *training.build(layout, bridge)
 
 
 def _world(folder: Path, layout: Layout, rank: int) -> None:
-    from megatron.bridge import AutoBridge
-    from megatron.core import parallel_state as ps
-    from megatron.core import tensor_parallel
+    from dcr_adapters.megatron import MegatronShards, gathered
 
-    from dcr_adapters.megatron import MegatronShards
-
-    ps.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=layout.etp,
-    )
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    if layout.family == "qwen3":
-        chunks, optimizer = training.build(layout)
-        bridge = AutoBridge.from_hf_pretrained(str(folder / "checkpoint"))
-        bridge.load_hf_weights(chunks)
-        optimizer.reload_model_params()
-    else:
-        bridge = AutoBridge.from_hf_config(training.hf_config(layout))
-        chunks, optimizer = training.provide(layout, bridge), None
+    bridge, chunks, optimizer = _started(folder, layout)
     source = MegatronShards(bridge, chunks)
     _save_truth(bridge, chunks, folder / f"old-{rank}.npz")
-    before = {task.key: host_bits(source.read(task)).copy() for task in source.tasks()}
-    _record(source, before, folder, "old", rank)
-    if optimizer is None:
-        training.shake(chunks)
-    else:
+    with gathered(chunks):
+        before = {task.key: host_bits(source.read(task)).copy() for task in source.tasks()}
+        _record(source, before, folder, "old", rank)
+    refitted = residual_refit(bridge, chunks, folder, classification="published")
+    with refitted if layout.refit else nullcontext() as refit:
         training.train_step(chunks, optimizer, layout)
-    with NoCollectives():  # type: ignore[no-untyped-call]
-        items = _delta(source, before, rank)
-    save(folder / f"delta-{rank}.npz", items)
-    after = {task.key: host_bits(source.read(task)) for task in source.tasks()}
-    _record(source, after, folder, "new", rank)
-    _save_truth(bridge, chunks, folder / f"new-{rank}.npz")
-    (folder / f"facts-{rank}.json").write_text(json.dumps(_facts(source, bridge, chunks, folder)))
+        facts: dict[str, Any] = {"pending": _pending(source)}
+        with gathered(chunks):
+            with NoCollectives():  # type: ignore[no-untyped-call]
+                items = _delta(source, before, rank)
+            save(folder / f"delta-{rank}.npz", items)
+            after = {task.key: host_bits(source.read(task)) for task in source.tasks()}
+            _record(source, after, folder, "new", rank)
+            _save_truth(bridge, chunks, folder / f"new-{rank}.npz")
+            facts |= _facts(source, bridge, chunks, folder)
+        if refit is not None:
+            facts |= _refit_twice(refit, bridge, (chunks, optimizer, layout), folder, rank)
+    (folder / f"facts-{rank}.json").write_text(json.dumps(facts))
+
+
+def _adapted(folder: Path, layout: Layout, rank: int) -> None:
+    """Adapters alone are trained; what is served are the weights that they are merged into."""
+    bridge, chunks, optimizer = _started(folder, layout)
+    training.train_step(chunks, optimizer, layout)  # the second factors begin at zero
+    _save_truth(bridge, chunks, folder / f"old-{rank}.npz")
+    with residual_refit(bridge, chunks, folder, classification="closed_form") as refit:
+        training.train_step(chunks, optimizer, layout, 2)
+        _save_truth(bridge, chunks, folder / f"new-{rank}.npz")
+        facts = _refit_twice(refit, bridge, (chunks, optimizer, layout), folder, rank)
+    (folder / f"facts-{rank}.json").write_text(json.dumps(facts))
+
+
+def _refit_twice(
+    refit: ResidualRefit, bridge: Any, trained: tuple[Any, Any, Layout], folder: Path, rank: int
+) -> dict[str, Any]:
+    """Publish the present weights, restart, publish those after another step, restart with lost trackers."""
+    changed = [refit.sync(1)]
+    refit.restart(damaged=False)
+    proven = refit.replayed
+    chunks, optimizer, layout = trained
+    training.train_step(chunks, optimizer, layout, 3)
+    _save_truth(bridge, chunks, folder / f"newer-{rank}.npz")
+    changed.append(refit.sync(2))
+    refit.restart(damaged=True)
+    changed.append(refit.sync(3))
+    return {"changed": changed, "replayed": [proven, refit.replayed]}
+
+
+def _pending(source: Any) -> str:
+    """What is said of parameters that the next forward pass would gather."""
+    try:
+        source.counters()
+    except RefitError as err:
+        return f"{type(err).__name__}: {err}"
+    return ""
 
 
 def save(path: Path, arrays: dict[str, Any]) -> None:
@@ -145,11 +168,11 @@ def _save_truth(bridge: Any, chunks: list[torch.nn.Module], path: Path) -> None:
     """The Bridge's own export, without the padding that it leaves in (0.6.2)."""
     from megatron.core import parallel_state as ps
 
-    pads = not type(bridge._model_bridge).__name__.startswith(("DeepSeek", "Nemotron"))
+    text = getattr(bridge.hf_pretrained, "config", bridge.hf_pretrained).get_text_config()
     vocabulary = (ps.get_tensor_model_parallel_world_size() * 128 + VOCAB) // 128 * 128
     dense = {}
     for name, tensor in _exported(bridge, chunks):
-        padded = tensor.ndim == 2 and VOCAB < tensor.shape[0] <= vocabulary and pads
+        padded = tensor.ndim == 2 and VOCAB < tensor.shape[0] <= vocabulary and text.vocab_size == VOCAB
         cropped = tensor[:VOCAB] if padded and tensor.shape[0] % 128 == 0 else tensor
         dense[name] = stored_bits(cropped).reshape(tuple(cropped.shape))
     save(path, dense)
@@ -189,4 +212,4 @@ def _facts(source: Any, bridge: Any, chunks: list[torch.nn.Module], folder: Path
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(LAYOUTS))
+    main(Path(sys.argv[1]), sys.argv[2:] or [*LAYOUTS, *ADAPTED])
