@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tests.lanes.shared import checkpoints
-from tests.lanes.shared.engine import PROMPTS, Served
+from tests.lanes.shared.engine import PATIENCE_S, PROMPTS, Served
 from tests.lanes.shared.run import Run
 
 from dcr.model import AuditFinding, ReceiverState
@@ -50,5 +50,5 @@ def check_audit(engine: Served, old: Path, folder: Path, flip: Flip) -> None:
         waiting = engine.begin(PROMPTS[0], 4)
         run.admit(receiver)
         assert scan(receiver) is finding, "the next pass finds nothing new"
-        assert waiting.result(300).tokens == before[0][:4]
+        assert waiting.result(PATIENCE_S).tokens == before[0][:4]
         assert [engine.ask(prompt).tokens for prompt in PROMPTS] == before

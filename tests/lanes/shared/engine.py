@@ -21,6 +21,8 @@ LONG_PROMPT = [(i * 37) % 1000 for i in range(150)]
 """Longer than a block of any engine's prefix cache here, at most 128 tokens."""
 PROMPTS = ([1, 2, 3, 4, 5], list(range(40, 80)), LONG_PROMPT)
 LEAST_CACHED = 128
+PATIENCE_S = 900
+"""For an engine to start, and for an answer: ranks that wait for one another are slow on busy cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def check_engine(
         while engine.counts.get("flying", 0) < 5:
             assert not flying.done()
         run.refit(receiver, newest, classes)
-        kept = flying.result(300)
+        kept = flying.result(PATIENCE_S)
         after = engine.ask(LONG_PROMPT)
         assert after.num_cached == 0, "no key or value of the old version survives"
         answers = [engine.ask(prompt) for prompt in PROMPTS]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.lanes.shared.engine import Said
+from tests.lanes.shared.engine import PATIENCE_S, Said
 from tests.lanes.shared.run import Run
 
 from dcr.receiver.agent import ReceiverAgent
@@ -31,7 +31,7 @@ class Served:
 
     def ask(self, prompt: Sequence[int], num_tokens: int = 12) -> Said:
         """The greedy answer to ``prompt``."""
-        said: Said = self.begin(prompt, num_tokens).result(300)
+        said: Said = self.begin(prompt, num_tokens).result(PATIENCE_S)
         return said
 
     def begin(self, prompt: Sequence[int], num_tokens: int, name: str = "") -> Any:
@@ -81,7 +81,7 @@ def served(model: Path, tp: int = 1, extension: str = EXTENSION, **options: Any)
         async def start() -> Any:
             return AsyncLLM.from_engine_args(arguments)
 
-        engine = asyncio.run_coroutine_threadsafe(start(), loop).result(300)
+        engine = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
     control = AsyncEngineControl(engine, loop)
     try:
         yield Served(engine, loop, control, EngineGate(control))
