@@ -122,7 +122,7 @@ test: check
 	$(BIN)/pytest -n 2 --dist loadfile -m "processes and not slow"
 
 # runtime=vllm, runtime=sglang and trainer=megatron install their environments first, transport=s3 its server.
-grpo: setup $(if $(findstring vllm,$(ARGS)),$(VLLM_STAMP)) $(if $(findstring sglang,$(ARGS)),$(SGLANG_STAMP)) $(if $(findstring trainer=megatron,$(ARGS)),$(MEGATRON_STAMP)) $(if $(findstring transport=s3,$(ARGS)),$(S3_STAMP))
+grpo: setup $(if $(findstring runtime=vllm,$(ARGS))$(findstring runtime=mixed,$(ARGS)),$(VLLM_STAMP)) $(if $(findstring runtime=sglang,$(ARGS))$(findstring runtime=mixed,$(ARGS)),$(SGLANG_STAMP)) $(if $(findstring trainer=megatron,$(ARGS)),$(MEGATRON_STAMP)) $(if $(findstring transport=s3,$(ARGS)),$(S3_STAMP))
 	$(BIN)/dcr grpo $(ARGS)
 
 fuzz: setup

@@ -1,10 +1,13 @@
 """What no single key can tell: values that do not go together."""
 
+from collections.abc import Mapping
+
 from dcr.errors import ConfigError
 from dcr_recipes.config import RunConfig
 from dcr_recipes.models.catalogue import TINY
 from dcr_recipes.probe import LONG_PROMPT, NUM_TOKENS
-from dcr_recipes.runtime.arguments import OWNED
+from dcr_recipes.runtime import arguments, sglang_arguments
+from dcr_recipes.runtime.engines import ENGINES, MIXED, kinds
 
 PROBE_TOKENS = len(LONG_PROMPT) + NUM_TOKENS
 """Prompt and answer of the probe that an engine with a prefix cache is asked."""
@@ -62,9 +65,10 @@ def _check_transport(config: RunConfig) -> None:
         raise ConfigError(f"transport.bucket: name a bucket that exists at {told.endpoint}")
     if told.endpoint and not told.endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"transport.endpoint: {told.endpoint!r} must start with http:// or https://")
-    if config.runtime.name == "vllm":
+    if config.runtime.name != "hf":
         raise ConfigError(
-            "transport: workers of runtime=vllm read payloads from a folder; use transport=directory"
+            f"transport: workers of runtime={config.runtime.name} read payloads from a folder; "
+            "use transport=directory"
         )
 
 
@@ -90,9 +94,37 @@ def _check_absences(config: RunConfig) -> None:
         )
 
 
+_OWNED: Mapping[str, Mapping[str, str]] = {
+    "vllm": arguments.OWNED,
+    "sglang": sglang_arguments.OWNED,
+    MIXED: {},
+}
+"""Engine -> argument -> what to do instead of giving it."""
+
+
+def _check_engines(config: RunConfig) -> None:
+    """``mixed`` names its kinds, and has nothing that only one of them could take."""
+    runtime = config.runtime
+    if runtime.name != MIXED:
+        if runtime.engines:
+            raise ConfigError(f"runtime.engines: runtime={runtime.name} is one kind; use runtime={MIXED}")
+        return
+    if not runtime.engines or (unknown := set(runtime.engines) - set(ENGINES)):
+        told = ", ".join(sorted(unknown)) if runtime.engines else "none"
+        raise ConfigError(f"runtime.engines: accepted are {', '.join(ENGINES)}; got {told}")
+    if runtime.instances < len(kinds(runtime)):
+        raise ConfigError(
+            f"runtime.instances: {len(kinds(runtime))} kinds need as many, got {runtime.instances}"
+        )
+    for key in ("arguments", "interpreter"):
+        if getattr(runtime, key):
+            raise ConfigError(f"runtime.{key}: each kind of runtime={MIXED} would need its own; leave it out")
+
+
 def _check_runtime(config: RunConfig) -> None:
     runtime, recipe = config.runtime, config.recipe
-    if runtime.name != "vllm":
+    _check_engines(config)
+    if runtime.name == "hf":
         if runtime.tensor_parallel != 1 or runtime.arguments:
             key = "arguments" if runtime.arguments else "tensor_parallel"
             raise ConfigError(
@@ -100,7 +132,7 @@ def _check_runtime(config: RunConfig) -> None:
             )
         return
     for name in runtime.arguments:
-        if remedy := OWNED.get(name):
+        if remedy := _OWNED[runtime.name].get(name):
             raise ConfigError(f"runtime.arguments: {name} is the run's to decide; {remedy}")
     if runtime.probe and runtime.context_tokens < PROBE_TOKENS:
         raise ConfigError(

@@ -44,8 +44,9 @@ class RuntimeConfig:
 
     ``packed`` maps a resident module name to the canonical ones that it holds, in storage order.
     ``threads`` is part of what decides tokens: kernels sum in another order with other counts.
-    ``interpreter`` is the Python of the serving processes where it is not the driver's (``vllm``: that of
-    the vLLM lane). ``tensor_parallel``, ``kv_cache_mib``, ``context_tokens`` and ``arguments`` are an
+    ``engines`` are the kinds of ``mixed``, whose instances take turns.
+    ``interpreter`` is the Python of the serving processes where it is not the driver's (``vllm``, ``sglang``:
+    that of the lane). ``tensor_parallel``, ``kv_cache_mib``, ``context_tokens`` and ``arguments`` are an
     inference engine's; ``arguments`` go to it as they are.
     """
 
@@ -58,6 +59,7 @@ class RuntimeConfig:
     prompt_cache_mib: int = 64
     probe: bool = True
     packed: dict[str, list[str]] = field(default_factory=dict)
+    engines: list[str] = field(default_factory=list)
     interpreter: str = ""
     tensor_parallel: int = 1
     kv_cache_mib: int = 64
@@ -206,7 +208,9 @@ RULES: Mapping[str, Rule] = {
     ),
     "trainer.tensor_parallel": Rule("megatron: ranks that share each layer", minimum=1, fixed=True),
     "trainer.pipeline_parallel": Rule("megatron: stages of layers", minimum=1, fixed=True),
-    "runtime.name": Rule("serving runtime; runtime=NAME picks it", ("hf", "vllm"), fixed=True),
+    "runtime.name": Rule(
+        "serving runtime; runtime=NAME picks it", ("hf", "vllm", "sglang", "mixed"), fixed=True
+    ),
     "runtime.instances": Rule("serving processes", minimum=1, fixed=True),
     "runtime.threads": Rule("compute threads of each", minimum=1, fixed=True),
     "runtime.port": Rule("first port to listen on; 0 takes any free one", minimum=0, below=65536),
@@ -215,15 +219,18 @@ RULES: Mapping[str, Rule] = {
         "seconds after which a request goes to another instance", minimum=1e-3
     ),
     "runtime.prompt_cache_mib": Rule(
-        "MiB of prompt state that each keeps; 0: none; vllm: on or off", minimum=0
+        "MiB of prompt state that each keeps; 0: none; engines: on or off", minimum=0
     ),
     "runtime.probe": Rule("ask every instance one prompt around each refit and compare the answers"),
     "runtime.packed": Rule("hf: resident module -> canonical modules packed in it", fixed=True),
-    "runtime.interpreter": Rule("Python of serving processes; default: this one, vllm: .venv-vllm beside it"),
-    "runtime.tensor_parallel": Rule("vllm: ranks of each instance", minimum=1, fixed=True),
-    "runtime.kv_cache_mib": Rule("vllm: MiB of KV cache of each rank", minimum=1, fixed=True),
-    "runtime.context_tokens": Rule("vllm: longest prompt and response together", minimum=1, fixed=True),
-    "runtime.arguments": Rule("vllm: further engine arguments, {name: value, ...}", fixed=True),
+    "runtime.engines": Rule("mixed: what the instances are in turn, [vllm, sglang]", fixed=True),
+    "runtime.interpreter": Rule(
+        "Python of serving processes; default: this one, engines: .venv-NAME beside it"
+    ),
+    "runtime.tensor_parallel": Rule("engines: ranks of each instance", minimum=1, fixed=True),
+    "runtime.kv_cache_mib": Rule("engines: MiB of KV cache of each rank", minimum=1, fixed=True),
+    "runtime.context_tokens": Rule("engines: longest prompt and response together", minimum=1, fixed=True),
+    "runtime.arguments": Rule("engines: further arguments, {name: value, ...}", fixed=True),
     "transport.name": Rule("how payloads travel", ("directory", "s3"), fixed=True),
     "transport.path": Rule("directory: folder of the object store; default RUN_DIR/store", fixed=True),
     "transport.bucket": Rule("s3: bucket, which must exist; default: a server in the run folder", fixed=True),

@@ -14,6 +14,7 @@ from dcr.model import AuditTable
 from dcr_recipes.details import StepDetails
 from dcr_recipes.grpo.metrics import StepMetrics, run_token_digest, weights_digest
 from dcr_recipes.layout import RunFolder
+from dcr_recipes.mixed import Probers, Verifiers
 from dcr_recipes.probe import Prober
 from dcr_recipes.summary import MetricsLog, Row, summarize, write_summary
 from dcr_recipes.verify import Difference, Verifier, refuse
@@ -141,9 +142,9 @@ class Recorder:
     """
 
     folder: RunFolder
-    verifier: Verifier | None
+    verifier: Verifier | Verifiers | None
     details: StepDetails | None = None
-    prober: Prober | None = None
+    prober: Prober | Probers | None = None
 
     def begin_refit(self, version: int) -> None:
         """A refit of the served ``version`` is about to begin."""

@@ -92,7 +92,7 @@ class Verifier:
             VerificationError: an instance holds other tensors than the oracle.
             Unreachable: a process did not serve ``version`` within the deadline, or no instance is left.
         """
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + self.deadline_s
         parties = {ORACLE: self.oracle, **self.instances}
         with ThreadPoolExecutor(len(parties)) as pool:

@@ -101,9 +101,11 @@ class AsyncEngineControl:
 
         manager = self._engine.tokenizer_manager
         manager.auto_create_handle_loop()
-        packed = MultiprocessingSerializer.serialize(to_tensors(control))
+        tensors, num_ranks = to_tensors(control), int(self._engine.server_args.tp_size)
         asked = UpdateWeightsFromTensorReqInput(
-            serialized_named_tensors=[packed] * int(self._engine.server_args.tp_size),
+            serialized_named_tensors=[  # each names a descriptor that only one process can receive
+                MultiprocessingSerializer.serialize(tensors) for _ in range(num_ranks)
+            ],
             load_format=self._loader,
             flush_cache=False,
             selector="target",

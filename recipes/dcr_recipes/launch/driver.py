@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from rich.console import Console
 from dcr.errors import ConfigError, MissingObject, StoreError
 from dcr.refit.control import ControlSpec
 from dcr_recipes import receiver_figures
-from dcr_recipes.config import RunConfig
+from dcr_recipes.config import RunConfig, RuntimeConfig, TrainerConfig
 from dcr_recipes.errors import EXIT_INTERRUPTED, RunFailed
 from dcr_recipes.launch.final import final_table, headline
 from dcr_recipes.launch.folder import choose, claim
@@ -31,6 +31,7 @@ from dcr_recipes.launch.supervisor import Spec, Supervisor
 from dcr_recipes.layout import RunFolder, coordinator_name
 from dcr_recipes.models.catalogue import check, prepare
 from dcr_recipes.plots import draw_all
+from dcr_recipes.runtime.engines import kind_of, kinds, of_kind, oracle_name
 from dcr_recipes.scheduled_kills import victims
 from dcr_recipes.summary import MetricsLog, add_to_summary
 from dcr_recipes.trace.merge import write_trace
@@ -166,7 +167,7 @@ def specs(folder: RunFolder, config: RunConfig) -> list[Spec]:
     trainer, runtime = config.trainer, config.runtime
     roles = [
         ("coordinator", config.commit.coordinators if config.refit == "dcr" else 0, 1),
-        ("oracle", 0 if config.verify == "off" else 1, runtime.threads),
+        ("oracle", 0 if config.verify == "off" else len(kinds(runtime)), runtime.threads),
         ("runtime", runtime.instances, runtime.threads),
         ("trainer", trainer.ranks, trainer.threads),
     ]
@@ -177,28 +178,35 @@ def specs(folder: RunFolder, config: RunConfig) -> list[Spec]:
     ]
 
 
-_SERVING = ("oracle", "runtime")
-"""Roles that hold a runtime, and so run in its environment."""
-_NAMES = {"oracle": "oracle", "runtime": "runtime-{}", "trainer": "owner-{}"}
-"""Role -> the name under which its processes find one another, log and are killed in tests."""
+_NAMES: Mapping[str, Callable[[int], str]] = {
+    "coordinator": coordinator_name,
+    "oracle": oracle_name,
+    "runtime": "runtime-{}".format,
+    "trainer": "owner-{}".format,
+}
+"""Role -> the name under which its processes find one another, log and are killed in tests, by number."""
 
 
-def _python(config: RunConfig, role: str) -> str:
-    if role == "coordinator":
-        return sys.executable
-    return str(interpreter(config.runtime if role in _SERVING else config.trainer))
+def _side(config: RunConfig, role: str, index: int) -> RuntimeConfig | TrainerConfig:
+    """What a process that is no coordinator is a part of; oracle i is compared with instances of kind i."""
+    runtime = config.runtime
+    if role == "trainer":
+        return config.trainer
+    return of_kind(runtime, kinds(runtime)[index] if role == "oracle" else kind_of(runtime, index))
 
 
 def _spec(folder: RunFolder, config: RunConfig, *, role: str, index: int, threads: int) -> Spec:
-    name = coordinator_name(index) if role == "coordinator" else _NAMES[role].format(index)
-    argv = (_python(config, role), "-m", f"dcr_recipes.processes.{role}", str(folder.root), str(index))
+    name = _NAMES[role](index)
+    side = None if role == "coordinator" else _side(config, role, index)
+    python = sys.executable if side is None else str(interpreter(side))
+    argv = (python, "-m", f"dcr_recipes.processes.{role}", str(folder.root), str(index))
     # Set before any library loads: BLAS and OpenMP read it once, and it decides the order of sums.
     env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     env |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # models come from local folders only
     # glibc: give blocks of a MiB and more back when they are freed. It would keep them, and a restore's
     # or a step's temporaries, of many sizes and from many threads, are as large as the model.
     env |= {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
-    env |= lane_environment(config.runtime, role) if role in _SERVING else {}
+    env |= lane_environment(side, role) if isinstance(side, RuntimeConfig) else {}
     group = "the trainer" if role == "trainer" else name
     return Spec(name, argv, group, finishes=role == "trainer", env=env)
 

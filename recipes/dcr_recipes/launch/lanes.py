@@ -6,9 +6,10 @@ from pathlib import Path
 
 from dcr.errors import ConfigError
 from dcr_recipes.config import RunConfig, RuntimeConfig, TrainerConfig
-from dcr_recipes.runtime.arguments import environment
+from dcr_recipes.runtime import arguments, sglang_arguments
+from dcr_recipes.runtime.engines import kinds, of_kind
 
-_LANES = {"vllm": ".venv-vllm", "megatron": ".venv-megatron"}
+_LANES = {"vllm": ".venv-vllm", "sglang": ".venv-sglang", "megatron": ".venv-megatron"}
 """By the name of a runtime or trainer; ``make setup-NAME`` installs it."""
 
 
@@ -26,8 +27,9 @@ def check_lanes(config: RunConfig) -> None:
     Raises:
         ConfigError: says how to install it.
     """
-    for group, side in (("trainer", config.trainer), ("runtime", config.runtime)):
-        _check_lane(group, side)
+    _check_lane("trainer", config.trainer)
+    for kind in kinds(config.runtime):
+        _check_lane("runtime", of_kind(config.runtime, kind))
 
 
 def _check_lane(group: str, side: RuntimeConfig | TrainerConfig) -> None:
@@ -44,4 +46,6 @@ def _check_lane(group: str, side: RuntimeConfig | TrainerConfig) -> None:
 
 def lane_environment(runtime: RuntimeConfig, role: str) -> dict[str, str]:
     """Variables of the serving processes (``role``: oracle or runtime) beyond those of every process."""
-    return environment(runtime, serves=role == "runtime") if runtime.name == "vllm" else {}
+    if runtime.name == "vllm":
+        return arguments.environment(runtime, serves=role == "runtime")
+    return sglang_arguments.environment(runtime) if runtime.name == "sglang" else {}

@@ -1,12 +1,13 @@
 """The runtime inside a serving process, whichever it is."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcr.model import CommitRecord
 from dcr.receiver.gate import ServingGate
 from dcr.refit.pump import PumpedReceiver
 from dcr_recipes.processes.border import Context
+from dcr_recipes.runtime.engines import kind_of, kinds, of_kind
 from dcr_recipes.runtime.ports import Engine, Storage
 from dcr_recipes.runtime.worker import RuntimeWorker
 
@@ -38,10 +39,16 @@ def build(context: Context) -> Host:
     Raises:
         ConfigError: the model or an argument does not fit it.
     """
+    runtime = context.config.runtime
+    context = _as_kind(context, kind_of(runtime, context.index))
     if context.config.runtime.name == "vllm":
         from dcr_recipes.processes import host_vllm
 
         return host_vllm.build(context)
+    if context.config.runtime.name == "sglang":
+        from dcr_recipes.processes import host_sglang
+
+        return host_sglang.build(context)
     from dcr_recipes.processes import host_hf
 
     return host_hf.build(context)
@@ -53,8 +60,19 @@ def build_oracle(context: Context) -> RuntimeWorker:
     Raises:
         ConfigError: as ``build``.
     """
+    context = _as_kind(context, kinds(context.config.runtime)[context.index])
     if context.config.runtime.name == "vllm":
         from dcr_recipes.processes import host_vllm
 
         return host_vllm.build_silent(context)
+    if context.config.runtime.name == "sglang":
+        from dcr_recipes.processes import host_sglang
+
+        return host_sglang.build_silent(context)
     return build(context).worker(context.name)
+
+
+def _as_kind(context: Context, kind: str) -> Context:
+    """As if all instances were of ``kind``."""
+    config = context.config
+    return replace(context, config=replace(config, runtime=of_kind(config.runtime, kind)))

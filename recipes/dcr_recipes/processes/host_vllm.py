@@ -81,7 +81,8 @@ def build_silent(context: Context) -> RuntimeWorker:
         llm = _made(lambda: LLM(**arguments))
     from dcr.receiver.workers.ranks import Workers
     from dcr_adapters.vllm.control import OfflineControl
-    from dcr_recipes.runtime.vllm import SilentEngine, VllmStorage
+    from dcr_recipes.runtime.silent import SilentEngine
+    from dcr_recipes.runtime.vllm import VllmStorage
 
     workers = Workers(OfflineControl(llm), folder=context.folder.exchange)
     storage = VllmStorage(lambda method, args: llm.collective_rpc(method, args=args), workers)

@@ -3,6 +3,7 @@
 from dcr_recipes.processes.border import Context, enter
 from dcr_recipes.processes.host import build_oracle
 from dcr_recipes.processes.serving import announce, wait_for_the_end
+from dcr_recipes.runtime.engines import oracle_name
 
 
 def main(context: Context) -> None:
@@ -12,4 +13,4 @@ def main(context: Context) -> None:
 
 
 if __name__ == "__main__":
-    enter("oracle", main)
+    enter(oracle_name, main)

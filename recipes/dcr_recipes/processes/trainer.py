@@ -21,16 +21,18 @@ from dcr_recipes.grpo.settings import settings_of
 from dcr_recipes.grpo.training import GrpoTraining, assemble
 from dcr_recipes.loop import Loop, Recorder, Refitter
 from dcr_recipes.members import Members, ReadMembers
+from dcr_recipes.mixed import Probers, Verifiers
 from dcr_recipes.models.build import start_of
 from dcr_recipes.probe import LONG_PROMPT, PROMPT, Prober
 from dcr_recipes.processes.border import PARENT, Context, enter
 from dcr_recipes.processes.learners import framework, learner_of
 from dcr_recipes.processes.serving import control_of, runtime_names, site
 from dcr_recipes.runtime.answers import RuntimeStatus
+from dcr_recipes.runtime.engines import kind_of, kinds, oracle_name
 from dcr_recipes.runtime.remote import RemoteRuntime
 from dcr_recipes.trace.seconds import StageClock
 from dcr_recipes.traffic import TrafficMeter
-from dcr_recipes.verify import ORACLE, Verifier
+from dcr_recipes.verify import Verifier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,24 +142,37 @@ class _Serving:
 
 
 def _recorder(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Recorder:
+    parts = _by_kind(context, runtimes)
+    probers, verifiers = None, None
+    if context.config.runtime.probe:
+        probers = Probers([_prober(context, instances) for instances in parts])
+    if context.config.verify != "off":
+        verifiers = Verifiers([_verifier(context, i, instances) for i, instances in enumerate(parts)])
+    return Recorder(context.folder, verifiers, _details(context), probers)
+
+
+def _by_kind(
+    context: Context, runtimes: "Mapping[str, RemoteRuntime]"
+) -> "list[Mapping[str, RemoteRuntime]]":
+    """Instances that can be compared with one another."""
     runtime = context.config.runtime
-    prompt = LONG_PROMPT if runtime.name == "vllm" else PROMPT
-    prober = None
-    if runtime.probe:
-        prober = Prober(
-            runtimes, prompt, runtime.patience_s, members=_members(context), away_s=_away_s(context)
-        )
-    return Recorder(context.folder, _verifier(context, runtimes), _details(context), prober)
+    kind = {name: kind_of(runtime, index) for index, name in enumerate(runtime_names(context.config))}
+    return [{n: one for n, one in runtimes.items() if kind[n] == wanted} for wanted in kinds(runtime)]
 
 
-def _verifier(context: Context, runtimes: "Mapping[str, RemoteRuntime]") -> Verifier | None:
-    if context.config.verify == "off":
-        return None
+def _prober(context: Context, instances: "Mapping[str, RemoteRuntime]") -> Prober:
+    runtime = context.config.runtime
+    prompt = PROMPT if runtime.name == "hf" else LONG_PROMPT
+    return Prober(instances, prompt, runtime.patience_s, members=_members(context), away_s=_away_s(context))
+
+
+def _verifier(context: Context, kind: int, instances: "Mapping[str, RemoteRuntime]") -> Verifier:
     sampled = _SAMPLED if context.config.verify == "sampled" else 1.0
+    folder = context.folder.verify
     return Verifier(
-        _runtime(context, ORACLE),
-        runtimes,
-        context.folder.verify,
+        _runtime(context, oracle_name(kind)),
+        instances,
+        folder / str(kind) if kind else folder,
         deadline_s=context.config.runtime.patience_s,
         share=sampled,
         seed=context.config.seed,

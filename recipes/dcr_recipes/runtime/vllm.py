@@ -156,27 +156,6 @@ def _finished(output: Any) -> _Asked:
     return _Asked(tokens, logprobs, output.num_cached_tokens or 0)
 
 
-class SilentEngine:
-    """Implements ``Engine`` for an instance that is only compared with: it answers nothing."""
-
-    def generate(
-        self, prompt: list[int], seeds: list[int], *, max_new_tokens: int, temperature: float
-    ) -> Group:
-        """Raises ConfigError."""
-        raise ConfigError("this instance only holds weights; ask another one")
-
-    def probe(self, prompt: list[int], max_new_tokens: int, *, fresh: bool) -> Probed:
-        """Raises ConfigError."""
-        raise ConfigError("this instance only holds weights; ask another one")
-
-    def clear(self) -> None:
-        """There is nothing to forget."""
-
-    def cache(self) -> CacheCounts:
-        """See ``Engine.cache``."""
-        return CacheCounts()
-
-
 class VllmStorage:
     """Implements ``Storage`` over the workers of one engine. ``call`` has all run a method with arguments."""
 

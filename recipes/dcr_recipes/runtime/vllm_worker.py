@@ -14,6 +14,7 @@ from dcr.model import from_json
 from dcr.receiver.workers.messages import Apply, Calls
 from dcr_adapters.vllm.loader import VllmLoader
 from dcr_adapters.vllm.worker import DcrWorkerExtension
+from dcr_recipes.runtime import rank_faults
 from dcr_recipes.runtime.arguments import CONTEXT
 from dcr_recipes.runtime.dump import rank_file, sampled, write_dump
 
@@ -26,7 +27,9 @@ class RunWorkerExtension(DcrWorkerExtension):
         """See ``DcrWorkerExtension``; the point ``rank.apply`` names the attempt for injected faults."""
         if not hasattr(self, "dcr_listening"):
             self.dcr_listening = ExitStack()
-            _listen(self, self.dcr_listening)
+            worker: Any = self
+            told = worker.vllm_config.additional_config.get(CONTEXT)
+            rank_faults.listen(self.dcr_listening, told, worker.rank)
         mine = from_json(Calls, calls).get(str(self.rank))  # type: ignore[attr-defined]  # vLLM's worker
         if mine is not None and mine.method == "apply":
             observe.point("rank.apply", attempt=str(from_json(Apply, mine.params).attempt))
@@ -37,24 +40,3 @@ class RunWorkerExtension(DcrWorkerExtension):
         worker: Any = self
         resident = VllmLoader(worker.model_runner.get_model()).resident()
         return write_dump(rank_file(Path(path), worker.rank), sampled(resident, share, sample))
-
-
-def _listen(worker: Any, stack: ExitStack) -> None:
-    """Carry out the run's faults in this worker, as the process ``<name>.rank-<rank>``."""
-    from dcr_recipes.compose import load
-    from dcr_recipes.faults import journal, killer
-    from dcr_recipes.layout import RunFolder
-    from dcr_recipes.scheduled_kills import scheduled_killer
-
-    told = worker.vllm_config.additional_config.get(CONTEXT)
-    if told is None:
-        return
-    folder, name = RunFolder(Path(told["folder"])), f"{told['name']}.rank-{worker.rank}"
-    config, incarnation = load(folder.config), int(told["incarnation"])
-    faults = config.faults
-    if not faults.kill and not faults.kill_runtime_every:
-        return
-    stack.enter_context(observe.listening(journal(name, incarnation, folder.faults)))
-    stack.enter_context(observe.listening(killer(faults.kill, name, incarnation, folder.faults)))
-    if worker.rank == 0:
-        stack.enter_context(observe.listening(scheduled_killer(config, told["name"], folder.faults)))

@@ -1,0 +1,118 @@
+"""An SGLang engine: this process is its front; its workers, which hold the model, are children of it.
+
+When a worker dies, SGLang kills the front too; the driver then starts both anew.
+"""
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dcr import observe
+from dcr.errors import ConfigError
+from dcr.model import Catalogue, CommitRecord
+from dcr.receiver.gate import ServingGate
+from dcr.receiver.rank import RankPort
+from dcr.receiver.workers.gate import EngineGate
+from dcr.receiver.workers.messages import Configure
+from dcr.receiver.workers.ranks import Workers, remote_ranks
+from dcr.refit import compose_instance
+from dcr.refit.pump import PumpedReceiver
+from dcr_recipes.launch.group import watch_group
+from dcr_recipes.models.build import served_config
+from dcr_recipes.processes.border import Context
+from dcr_recipes.processes.host import Host
+from dcr_recipes.processes.serving import site
+from dcr_recipes.runtime import rank_faults
+from dcr_recipes.runtime.ranks import RanksStorage
+from dcr_recipes.runtime.sglang import SglangEngine
+from dcr_recipes.runtime.sglang_arguments import CONTEXT, LOADER, engine_arguments
+from dcr_recipes.runtime.silent import SilentEngine
+from dcr_recipes.runtime.worker import RuntimeWorker
+
+if TYPE_CHECKING:
+    from dcr_adapters.sglang.control import AsyncEngineControl
+
+
+def build(context: Context) -> Host:
+    """See ``dcr_recipes.processes.host.build``.
+
+    Raises:
+        ConfigError: SGLang is not installed here, or refuses the model or an argument.
+    """
+    serving, control, workers = _built(context)
+    gate = ServingGate(EngineGate(control))
+
+    def receive(record: CommitRecord) -> PumpedReceiver:
+        return compose_instance(
+            context.name,
+            site(context),
+            record,
+            ranks=lambda catalogue: _ranks(context, workers, catalogue),
+            gate=gate,
+            config=context.config.refit_config(),
+        )
+
+    return Host(serving, RanksStorage(workers), gate, receive)
+
+
+def build_silent(context: Context) -> RuntimeWorker:
+    """The same engine, which answers nothing.
+
+    Raises:
+        ConfigError: as ``build``.
+    """
+    _, _, workers = _built(context)
+    return RuntimeWorker(context.name, SilentEngine(), storage=RanksStorage(workers), gate=ServingGate())
+
+
+def _built(context: Context) -> tuple[SglangEngine, "AsyncEngineControl", Workers]:
+    watch_group()
+    with observe.stage("process.build"):
+        engine = _started(context)
+    from dcr_adapters.sglang.control import AsyncEngineControl
+
+    serving = SglangEngine(engine)
+    control = AsyncEngineControl(engine, engine.loop, folder=context.folder.exchange, loader=LOADER)
+    return serving, control, Workers(control, folder=context.folder.exchange)
+
+
+def _ranks(context: Context, workers: Workers, catalogue: Catalogue) -> list[RankPort]:
+    store = context.config.transport.path or str(context.folder.store)
+    return [*remote_ranks(workers, Configure(store, catalogue.run, catalogue.digest()))]
+
+
+def _started(context: Context) -> Any:
+    try:
+        import sglang
+        from sglang.srt.server_args import ServerArgs
+    except ImportError as err:
+        raise ConfigError(
+            f"runtime=sglang: SGLang cannot be imported here ({err}); install it with: make setup-sglang"
+        ) from err
+    config = context.config
+    arguments = engine_arguments(_model_folder(context), config.runtime, config.recipe)
+    known = list(ServerArgs.__struct_fields__)
+    for name in arguments:
+        if name not in known:
+            near = difflib.get_close_matches(name, known)
+            raise ConfigError(
+                f"runtime.arguments: SGLang has no engine argument {name!r}; nearest: {', '.join(near)}"
+            )
+    told = rank_faults.told_of(context.folder, context.name, context.incarnation)
+    os.environ[CONTEXT] = json.dumps(told)  # workers inherit it
+    try:
+        return sglang.Engine(**arguments)
+    except (ValueError, TypeError, AssertionError) as err:
+        raise ConfigError(f"runtime=sglang: SGLang refuses this configuration: {err}") from err
+
+
+def _model_folder(context: Context) -> Path:
+    """A folder with the model's configuration; weights are not read from it."""
+    served = served_config(context.config.model)
+    if isinstance(served, Path):
+        return served
+    folder = context.folder.served / context.name
+    served.save_pretrained(folder)
+    return folder
