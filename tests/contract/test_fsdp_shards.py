@@ -18,6 +18,7 @@ from dcr.testing.shard_source_suite import ShardSourceContract, ShardWorld
 torch = pytest.importorskip("torch")
 
 from tests.contract.fsdp_worlds import CASES, ROWS, Recorded, bits_of, build, dense_truth  # noqa: E402
+from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: E402
 
 from dcr_adapters.fsdp import FsdpShards, gather_dense  # noqa: E402 -- needs torch
 
@@ -205,6 +206,18 @@ class TestServedDtypes:
     def test_an_unknown_served_dtype_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="served_dtype"):
             FsdpShards(build(), served_dtype="bf16")
+
+    def test_flat_parameters_are_refused(self) -> None:
+        """Of the first FSDP; its own making needs a process group and an accelerator."""
+        model = build()
+        wrapper = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+        torch.nn.Module.__init__(wrapper)
+        wrapper._fsdp_wrapped_module = model.layers
+        model.add_module("layers", wrapper)
+        with pytest.raises(
+            UnsupportedPath, match=r"'layers\.0\.[a-z.]*' is in a flat parameter of FullyShardedData"
+        ):
+            FsdpShards(model)
 
     def test_replaced_weights_are_the_ones_read(self) -> None:
         """A load that assigns new tensors must not leave the source on the old ones."""

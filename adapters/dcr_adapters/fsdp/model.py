@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from dcr.errors import ConfigError, UnsupportedPath
@@ -63,10 +64,12 @@ def canonical_slots(model: torch.nn.Module, served_dtype: str) -> dict[str, Slot
 
     Raises:
         ConfigError: the served dtype is not one of ``SERVED_DTYPES``.
-        UnsupportedPath: an entry is no tensor, has no attribute, or a dtype that cannot be refitted.
+        UnsupportedPath: an entry is no tensor, has no attribute, or a dtype that cannot be refitted;
+            the model is wrapped by the first FSDP.
     """
     if served_dtype not in SERVED_DTYPES:
         raise ConfigError(f"served_dtype {served_dtype!r} must be one of {', '.join(SERVED_DTYPES)}")
+    _refuse_flat_parameters(model)
     state = model.state_dict()
     places = dict(_places(model))
     names: dict[object, list[str]] = {}
@@ -77,6 +80,18 @@ def canonical_slots(model: torch.nn.Module, served_dtype: str) -> dict[str, Slot
             )
         names.setdefault(_identity(places[name].get(), tensor), []).append(name)
     return {tied[0]: _slot(tied, places, state, served_dtype) for tied in names.values()}
+
+
+def _refuse_flat_parameters(model: torch.nn.Module) -> None:
+    """The first FSDP keeps a module's parameters in one flat tensor, cut anywhere; its state_dict gathers."""
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel):
+            inside = next((path for path, _ in torch.nn.Module.named_parameters(module)), "")
+            path = f"{name}.{inside}".replace("_fsdp_wrapped_module.", "").strip(".")
+            raise UnsupportedPath(
+                f"parameter {path!r} is in a flat parameter of "
+                "FullyShardedDataParallel, whose parts are no blocks of it; shard the model with fully_shard"
+            )
 
 
 def _slot(
