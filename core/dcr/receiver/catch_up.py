@@ -31,7 +31,7 @@ from dcr.model import (
 )
 from dcr.receiver.writer import Cancelled, Writer
 from dcr.transport.base import Archive
-from dcr.transport.chain import chain, history, links
+from dcr.transport.chain import newest_first
 from dcr.transport.compose import composed
 from dcr.transport.replay import replay_tensors
 from dcr.transport.tables import joined_audit
@@ -80,42 +80,46 @@ class CatchUp:
         if _agree(resident, table):
             _log.info("version %d is resident already and proven", record.version)
             return classes
-        held = self._proven_version(record, resident)
-        if held is None:
-            return None
-        with self._archive.reading(held + 1) as keep:
-            manifests = links(self._archive, record, held)
-            if not self._pays(record, manifests):
+        with self._archive.reading(self._archive.retained().floor) as keep:
+            found = self._behind(record, resident)
+            if found is None:
                 return None
-            step = _Step(record, held, tuple(manifests), classes, keep)
-            with observe.span(
-                "receiver.catch_up",
-                since=held,
-                version=record.version,
-                num_bytes=sum(manifest.num_bytes for manifest in manifests),
-            ):
+            held, manifests = found
+            step = _Step(record, held, manifests, classes, keep)
+            num_bytes = sum(manifest.num_bytes for manifest in manifests)
+            where = {"since": held, "version": record.version, "num_bytes": num_bytes}
+            with observe.span("receiver.catch_up", **where):
                 self._apply(step, cancelled)
                 self._require(record, table)
         return classes
 
-    def _proven_version(self, record: CommitRecord, resident: AuditTable) -> int | None:
-        """The newest version behind ``record`` that ``resident`` are the digests of."""
-        for manifest in reversed(history(self._archive, record)[:-1]):
-            try:
-                table = joined_audit(self._catalogue, manifest.owners)
-            except IntegrityError:  # its lists do not prove it whole
-                continue
-            if _agree(resident, table):
-                return manifest.attempt.version
+    def _behind(self, record: CommitRecord, resident: AuditTable) -> tuple[int, tuple[Manifest, ...]] | None:
+        """The newest version before ``record``'s that has the digests ``resident``, and all links after it.
+
+        None if there is none, or if the links are more bytes than a dense load reads.
+        """
+        anchors = {anchor.attempt.version: anchor.num_bytes for anchor in self._archive.retained().anchors}
+        newer: list[Manifest] = []
+        num_bytes, dense_bytes = 0, None
+        for manifest in newest_first(self._archive, record):
+            version = manifest.attempt.version
+            if newer and self._proves(manifest, resident):
+                return version, tuple(newer[::-1])
+            if dense_bytes is None and version in anchors:
+                dense_bytes = num_bytes + anchors[version]
+            newer.append(manifest)
+            num_bytes += manifest.num_bytes
+            if dense_bytes is not None and num_bytes > dense_bytes:
+                _log.info("a dense load of version %d is less to read than deltas", record.version)
+                return None
         return None
 
-    def _pays(self, record: CommitRecord, manifests: Sequence[Manifest]) -> bool:
-        """Whether fewer bytes are read than for a dense load, which begins at the newest anchor."""
-        dense_bytes = sum(manifest.num_bytes for manifest in chain(self._archive, record))
-        num_bytes = sum(manifest.num_bytes for manifest in manifests)
-        if num_bytes > dense_bytes:
-            _log.info("%d bytes of deltas are more than %d of a dense load", num_bytes, dense_bytes)
-        return num_bytes <= dense_bytes
+    def _proves(self, manifest: Manifest, resident: AuditTable) -> bool:
+        """Whether ``resident`` are the digests that the manifest's lists add up to."""
+        try:
+            return _agree(resident, joined_audit(self._catalogue, manifest.owners))
+        except IntegrityError:  # they do not prove the version whole
+            return False
 
     def _apply(self, step: "_Step", cancelled: Cancelled) -> None:
         sequence = 0

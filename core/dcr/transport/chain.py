@@ -52,12 +52,16 @@ def history(archive: Archive, record: CommitRecord) -> list[Manifest]:
     Raises:
         IntegrityError, StoreError: as ``chain``.
     """
-    oldest, found = archive.retained().floor, []
+    return list(newest_first(archive, record))[::-1]
+
+
+def newest_first(archive: Archive, record: CommitRecord) -> Iterator[Manifest]:
+    """As ``history``, from the other end: each is read when it is asked for."""
+    oldest = archive.retained().floor
     for _, manifest in _walk(archive, record):
-        found.append(manifest)
+        yield manifest
         if manifest.attempt.version <= oldest:
-            break
-    return found[::-1]
+            return
 
 
 def links(archive: Archive, record: CommitRecord, since: int) -> list[Manifest]:

@@ -97,6 +97,13 @@ class AdamW:
         """Bits before the step, uint16 [N], and what the step changes."""
         return _changed(master, master - np.float32(self.learning_rate) * self._drawn(rng, master.size))
 
+    def advance(self, rng: np.random.Generator, master: Float32) -> Changes:
+        """One step of ``master`` [N], in place; what of its stored bits it changes."""
+        after = master - np.float32(self.learning_rate) * self._drawn(rng, master.size)
+        changes = _changed(master, after)[1]
+        master[:] = after
+        return changes
+
     def _drawn(self, rng: np.random.Generator, num_elements: int) -> Float32:
         start = int(rng.integers(self._updates.size))
         return np.resize(np.roll(self._updates, start), num_elements)

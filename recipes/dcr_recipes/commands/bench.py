@@ -25,6 +25,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     _construct(benches)
     _codec(benches)
     _apply(benches)
+    _catch_up(benches)
     _refit(benches)
 
 
@@ -178,6 +179,20 @@ def _run_apply(args: argparse.Namespace) -> "Report":
             apply.Choice(args.runtime, args.model, args.tp, args.rates, args.python), quick=args.quick
         )
     )
+
+
+def _catch_up(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    def bench(args: argparse.Namespace) -> "Report":
+        from dcr_recipes.bench import catch_up
+
+        return catch_up.run(quick=args.quick, rate=args.rate)
+
+    text = "bringing a receiver 1, 7 and 50 versions forward, beside a dense restore and a dense refit"
+    parser = _bench(benches, "catch-up", text)
+    parser.add_argument(
+        "--rate", type=_share, default=0.01, metavar="S", help="bits that a version changes, default 0.01"
+    )
+    parser.set_defaults(bench=bench)
 
 
 def _share(word: str) -> float:

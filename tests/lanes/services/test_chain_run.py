@@ -1,0 +1,87 @@
+"""A whole run with anchors whose older versions are pruned: proofs, exports of what is kept, resuming."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.lanes.services.test_s3_run import bits, dcr, done, exported
+from transformers import AutoModelForCausalLM
+
+from dcr.transport.chain import history
+from dcr_recipes.commands.opened import open_run
+
+pytestmark = pytest.mark.processes
+STEPS, EVERY, KEEP = 10, 3, 2
+WORDS = ("model=tiny", f"chain.anchor_every={EVERY}", f"chain.keep_versions={KEEP}")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Beside the run's folder, ``dense`` has what the trainer exported at each step, which a run removes."""
+    root = tmp_path_factory.mktemp("runs")
+    folder, kept = root / "run", root / "dense"
+    kept.mkdir()
+    running = dcr("grpo", *WORDS, f"steps={STEPS}", f"run_dir={folder}")
+    while running.poll() is None:
+        for path in folder.glob("dense/version-*.safetensors"):
+            if not (kept / path.name).exists():
+                os.link(path, kept / path.name)
+        time.sleep(0.02)
+    done(running)
+    return folder
+
+
+def versions(folder: Path) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = json.loads(done(dcr("log", str(folder), "--json")))["versions"]
+    return told
+
+
+def test_older_versions_go_and_everything_else_is_as_without(finished: Path, tmp_path: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    assert (summary["final_version"], summary["differing_bits"]) == (STEPS, 0)
+    assert summary["uploaded_bytes"] == summary["payload_bytes"]  # anchors are no part of a refit
+    found = versions(finished)
+    assert [row["version"] for row in found] == list(range(9, STEPS + 1))
+    assert [bool(row["anchor_bytes"]) for row in found] == [True, False]
+    done(dcr("verify", str(finished)))
+    opened = open_run(finished)
+    committed = {str(m.attempt) for m in history(opened.site.archive, opened.state().record)[1:]}
+    run = opened.site.run
+    assert {key.split("/")[2] for key in opened.site.store.list(f"{run}/payload/")} == committed
+    assert opened.site.store.list(f"{run}/reader/") == []
+    done(dcr("grpo", "model=tiny", f"steps={STEPS}", f"run_dir={tmp_path / 'plain'}"))
+    plain = json.loads((tmp_path / "plain" / "summary.json").read_text())
+    for name in ("weights_digest", "token_digest", "rewards", "changed_fraction"):
+        assert summary[name] == plain[name], name
+
+
+def test_every_kept_version_is_the_dense_export_of_its_step(finished: Path, tmp_path: Path) -> None:
+    for row in versions(finished):
+        version = row["version"]
+        found = exported(finished, version, tmp_path / str(version))
+        dense = load_file(finished.parent / "dense" / f"version-{version:08d}.safetensors")
+        assert found.keys() == dense.keys()
+        assert all(torch.equal(bits(found[name]), bits(dense[name])) for name in found)
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / str(version), local_files_only=True)
+        loaded = dict(model.named_parameters())
+        assert all(torch.equal(bits(loaded[name].data), bits(dense[name])) for name in dense)
+    refused = dcr("export", str(finished), "--version", "8", "--out", str(tmp_path / "8"))
+    assert "version 8 is not kept; kept are 9 to 10" in refused.communicate(timeout=120)[0]
+    assert refused.returncode == 2
+
+
+def test_a_trainer_that_lost_its_trackers_goes_on_from_the_anchor(finished: Path) -> None:
+    """Last, since it continues the run: version 0 is long gone, and so are the files of both ranks."""
+    lost = list((finished / "trackers").rglob("trackers.*"))
+    assert len(lost) == 4
+    for path in lost:
+        path.unlink()
+    done(dcr("grpo", f"steps={STEPS + 3}", f"run_dir={finished}", "resume=true"))
+    summary = json.loads((finished / "summary.json").read_text())
+    assert (summary["final_version"], summary["differing_bits"]) == (STEPS + 3, 0)
+    assert [row["version"] for row in versions(finished)] == [12, 13]
