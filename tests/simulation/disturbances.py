@@ -28,6 +28,8 @@ from tests.simulation.world import NAMES, Late
 Disturbance: TypeAlias = Callable[[Fleet, Coordinator, Draw], None]
 DISTURBANCES: dict[str, Disturbance] = {}
 FREE: set[str] = set()
+STAGED: set[str] = set()
+"""Those that only worlds in asynchronous mode have."""
 LATE = st.tuples(st.integers(1, 40), st.booleans())  # steps until it arrives; receivers pump after it
 CRASH_AT = st.integers(0, 12)  # 0: not at all
 RECEIVER = st.integers(0, len(NAMES) - 1)
@@ -45,6 +47,12 @@ def fault(function: Disturbance) -> Disturbance:
 def free(function: Disturbance) -> Disturbance:
     """Register what may happen at any time."""
     FREE.add(function.__name__)
+    return fault(function)
+
+
+def staged(function: Disturbance) -> Disturbance:
+    """Register a fault of asynchronous mode."""
+    STAGED.add(function.__name__)
     return fault(function)
 
 
@@ -204,6 +212,68 @@ def _lose(coordinator: Coordinator, draw: Draw) -> None:
     landed = draw(st.booleans(), "landed")
     delay = 0 if landed else draw(st.integers(0, 12), "delay")
     coordinator.lose_write(landed=landed, delay=delay)
+
+
+# ---- asynchronous mode ----
+
+
+@staged
+def fail_while_staged(fleet: Fleet, coordinator: Coordinator, draw: Draw) -> None:
+    """An attempt fails before anybody is opened, or just then, perhaps again; receivers pump in between."""
+    for _ in range(draw(st.integers(1, 3), "times")):
+        method = draw(st.sampled_from(["staged", "construct", "stage", "open_apply"]), "fails at")
+        if fleet.reach(coordinator, lambda effect, method=method: has_call(effect, method)):  # type: ignore[misc]
+            call = draw(st.sampled_from(coordinator.pending), "lost")
+            coordinator.lose_call(call, executed=draw(st.booleans(), "executed"), crash_at=draw(CRASH_AT))
+            pump(fleet, coordinator, draw)
+            fleet.tick()
+
+
+@staged
+def die_when_opening(fleet: Fleet, coordinator: Coordinator, draw: Draw) -> None:
+    """Some receivers are opened and apply what they hold; then the coordinator dies, or the trainer too."""
+    trainer_too = draw(st.booleans(), "trainer too")
+    if not fleet.reach(coordinator, lambda effect: has_call(effect, "open_apply")):
+        return
+    for call in draw(st.lists(st.sampled_from(coordinator.pending), min_size=1, unique_by=id), "opened"):
+        fleet.world.deliver(call)
+        if call.target in NAMES and not fleet.world.receiver(call.target).gone:
+            fleet.world.receiver(call.target).pump()
+        fleet.world.check()
+    coordinator.dead = True
+    if trainer_too:
+        fleet.world.restart_trainer(fleet.other_weights(draw))
+    fleet.start()
+
+
+@staged
+def change_the_candidate(fleet: Fleet, coordinator: Coordinator, draw: Draw) -> None:
+    """Everything is staged when the trainer dies; it comes back with other weights."""
+    if fleet.reach(coordinator, lambda effect: has_call(effect, "staged")):
+        for call in coordinator.pending:
+            fleet.world.deliver(call)
+        fleet.world.restart_trainer(fleet.flipped(draw(FLIPS)))
+
+
+@staged
+def crowd_a_receiver(fleet: Fleet, coordinator: Coordinator, draw: Draw) -> None:
+    """For a while there is no room for payloads on a receiver's host."""
+    _crowd(fleet, coordinator, draw, on_disk=False)
+
+
+@free
+def spill(fleet: Fleet, coordinator: Coordinator, draw: Draw) -> None:
+    """For a while there is room for payloads on a receiver's disk only."""
+    _crowd(fleet, coordinator, draw, on_disk=True)
+
+
+STAGED.add(spill.__name__)
+
+
+def _crowd(fleet: Fleet, coordinator: Coordinator, draw: Draw, *, on_disk: bool) -> None:
+    receiver, steps = fleet.world.receivers[draw(RECEIVER)], draw(DURATION, "steps")
+    if fleet.reach(coordinator, lambda effect: has_call(effect, "stage")) and not receiver.gone:
+        receiver.crowd(on_disk=on_disk, steps=steps)
 
 
 # ---- disks ----

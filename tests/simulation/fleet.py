@@ -48,8 +48,8 @@ def has_call(effect: Effect | None, method: str) -> bool:
 class Fleet:
     """Coordinators over one world. Invariants are checked after every step."""
 
-    def __init__(self, max_attempts: int, rates: Sequence[float] = (1.0,) * 4) -> None:
-        self.world = World(max_attempts, rates)
+    def __init__(self, max_attempts: int, rates: Sequence[float] = (1.0,) * 4, mode: str = "sync") -> None:
+        self.world = World(max_attempts, rates, mode)
         self.world.desk = self._desk
         self.coordinators: list[Coordinator] = []
         self._num_asked = 0

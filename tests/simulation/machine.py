@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.simulation.clocks import FAST
-from tests.simulation.disturbances import DISTURBANCES, FREE
+from tests.simulation.disturbances import DISTURBANCES, FREE, STAGED
 from tests.simulation.fleet import Fleet
 from tests.simulation.tally import Tally
 
 MAX_FAULTS = 8
 RATE = st.sampled_from([1.0, FAST])
 STEPS = st.just(0) | st.integers(0, 30)  # a transition without faults takes about 26
-KINDS = ["serve", *sorted(DISTURBANCES.keys() - {"serve"})]  # the first is drawn most often
+KINDS = ["serve", *sorted(DISTURBANCES.keys() - {"serve", *STAGED})]  # the first is drawn most often
+STAGED_KINDS = [*KINDS, *sorted(STAGED)]
+"""Those of worlds in asynchronous mode."""
 
 
 class CommitProtocol(RuleBasedStateMachine):
@@ -29,10 +31,11 @@ class CommitProtocol(RuleBasedStateMachine):
 
     tally: ClassVar[Tally] = Tally()
     kinds: ClassVar[Sequence[str]] = KINDS
+    mode: ClassVar[str] = "sync"
 
     @initialize(max_attempts=st.integers(1, 3), rates=st.tuples(RATE, RATE, RATE, RATE))
     def start(self, max_attempts: int, rates: tuple[float, ...]) -> None:
-        self.fleet = Fleet(max_attempts, rates)
+        self.fleet = Fleet(max_attempts, rates, self.mode)
         self.faults = 0
         self.num_disturbances = 0
 
@@ -63,17 +66,19 @@ class CommitProtocol(RuleBasedStateMachine):
             self.tally.add(Tally(1, world.num_steps, self.num_disturbances, world.events))
 
 
-def simulate(*, examples: int, rules: int, kinds: Sequence[str] = KINDS, seeded: bool = True) -> Tally:
+def simulate(
+    *, examples: int, rules: int, kinds: Sequence[str] = KINDS, seeded: bool = True, mode: str = "sync"
+) -> Tally:
     """Run the machine on ``examples`` worlds of up to ``rules`` rules each; what they came to.
 
-    ``kinds``: the disturbances that there are.
+    ``kinds``: the disturbances that there are; ``mode`` is that of ``CommitConfig``.
     ``seeded``: the same worlds every time; else others, and a failure is shrunk and can be replayed.
 
     Raises:
         AssertionError: an invariant is broken.
     """
     phases = [Phase.generate] if seeded else [Phase.generate, Phase.shrink]
-    CommitProtocol.tally, CommitProtocol.kinds = Tally(), kinds
+    CommitProtocol.tally, CommitProtocol.kinds, CommitProtocol.mode = Tally(), kinds, mode
     chosen = settings(
         max_examples=examples, stateful_step_count=rules, derandomize=seeded, deadline=None, phases=phases,
         database=None, print_blob=True, report_multiple_bugs=False, suppress_health_check=list(HealthCheck),

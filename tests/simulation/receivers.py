@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from dcr.errors import RefitError
 from dcr.model import PathClass
 from dcr.receiver.agent import ReceiverAgent
+from dcr.receiver.area import Room
 from dcr.receiver.rules import Standing
 from dcr.testing.numpy_applier import NumpyApplier
 from dcr.transport.archive import StoreArchive
@@ -29,14 +31,16 @@ class Receiver:
     """
 
     def __init__(
-        self, name: str, store: MemoryStore, time: WorldTime, rate: float, events: Counter[str]
+        self, name: str, store: MemoryStore, folder: Path, time: WorldTime, rate: float, events: Counter[str]
     ) -> None:
         self.name = name
         self.cut_off = 0
         self.frozen = False
         self.gone = True
         self.rate = rate
+        self.crowded_for = 0
         self._store = store
+        self._folder = folder
         self._time = time
         self._events = events
         self._lives = 0
@@ -68,7 +72,9 @@ class Receiver:
             catalogue=CATALOGUE,
             incarnation=self.incarnation,
             check="off",  # the protocol must be right without it
+            room=Room(1 << 20, 1 << 20, self._folder / self.name),
         )
+        self.crowded_for = 0
         self.agent._held.lock = self.lock  # type: ignore[assignment]
         self.renewals = Renewals(self.agent, lease, self._events)
 
@@ -113,6 +119,12 @@ class Receiver:
         with suppress(RefitError):
             self.agent.pump()
 
+    def crowd(self, *, on_disk: bool, steps: int) -> None:
+        """Payloads find no room in memory, and perhaps none on disk, for ``steps`` steps."""
+        area = self.agent._stager._area
+        area._room = Room(0, 1 << 20 if on_disk else 0, self._folder / self.name)
+        self.crowded_for = steps
+
     def begin_pump(self, at: int, left: int) -> None:
         """The background thread applies what it sees, and is in the midst of it for ``left`` steps."""
         if self.lock.pump is None:
@@ -126,6 +138,9 @@ class Receiver:
         if self.gone:
             return
         self.cut_off -= self.cut_off > 0
+        self.crowded_for -= 1
+        if self.crowded_for == 0:
+            self.agent._stager._area._room = Room(1 << 20, 1 << 20, self._folder / self.name)
         if self.frozen and self.cut_off:
             return
         self.serving.tick()

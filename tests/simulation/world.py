@@ -26,6 +26,7 @@ from dcr.model import (
     AttemptId,
     CandidateId,
     ControlState,
+    StagedAck,
 )
 from dcr.transport.archive import StoreArchive
 from tests.simulation import invariants
@@ -74,10 +75,12 @@ def moves_record(write: CompareAndSet) -> bool:
 class World:
     """Everything but the coordinators. ``events`` counts the states that were reached."""
 
-    def __init__(self, max_attempts: int = 2, rates: Sequence[float] = (1.0,) * 4) -> None:
+    def __init__(
+        self, max_attempts: int = 2, rates: Sequence[float] = (1.0,) * 4, mode: str = "sync"
+    ) -> None:
         """``rates``: how fast the clocks of coordinators (the first) and receivers run."""
         self.config = CommitConfig(
-            collect_deadline_s=0.0, max_attempts=max_attempts, retry_pause_s=0.0,
+            mode=mode, collect_deadline_s=0.0, max_attempts=max_attempts, retry_pause_s=0.0,
             lease_s=LEASE_S, lease_skew_s=SKEW_S, evict_after_s=EVICT_AFTER_S,
         )  # fmt: skip
         self.time = WorldTime()
@@ -93,7 +96,7 @@ class World:
         ranks = range(NUM_OWNERS)
         self.owners = [Owner(rank, self.folder, self.store, fresh_words(), self.events) for rank in ranks]
         self.receivers = [
-            Receiver(name, self.store, self.time, rate, self.events)
+            Receiver(name, self.store, self.folder, self.time, rate, self.events)
             for name, rate in zip(NAMES, rates[1:], strict=True)
         ]
         self.trainer = Trainer(words=fresh_words())
@@ -207,6 +210,10 @@ class World:
             return self.miss_deadline()
         self._note_call(message)
         answer = receiver.deliver(message.method, message.params, crash_at)
+        if isinstance(answer, StagedAck):
+            self.events["staged"] += 1
+            self.events["staged payloads of earlier attempts"] += answer.num_reused > 0
+            self.events["staged on disk"] += answer.spilled_bytes > 0
         if isinstance(answer, ApplyAck):
             self.acks.setdefault(answer.attempt, {})[receiver.name] = receiver.incarnation
         return answer
@@ -280,8 +287,11 @@ class World:
         self.check()
 
     def _note_call(self, message: Call) -> None:
-        if message.method == "restore" and self.state.active is not None:
+        active = self.state.active
+        if message.method == "restore" and active is not None:
             self.events["restore during a transition"] += 1
+        if message.method == "stage" and active is not None:
+            self.events["stage again, nothing opened"] += message.params["since"] < active.attempt.number
 
     def _note_write(self, before: ControlState, after: ControlState) -> None:
         old, new = before.active, after.active

@@ -35,6 +35,7 @@ from dcr.commit.rules import (
     join_audit,
     join_manifest,
     lagging,
+    may_name_earlier,
     needs_restore,
     not_presented,
     overwrites_only,
@@ -166,7 +167,7 @@ def carry_out(
     check_owners(active, record, owners)
     receivers = yield from restore(context, active, record, receivers, dense=how.dense)
     classes = combine_classes(context.catalogue, receivers)
-    if how.staged and not active.opened:  # once gates are shut there is nobody left to serve meanwhile
+    if how.staged and may_name_earlier(active):  # once gates are shut nobody is left to serve meanwhile
         state, lists = yield from staged(context, prepared, active, classes)
     else:
         state, lists = yield from streamed(context, prepared, active, classes, dense=how.dense)

@@ -11,7 +11,7 @@ from typing import Any
 from dcr.commit.calls import ask, marked, to_all
 from dcr.commit.context import Context
 from dcr.commit.effects import Script
-from dcr.commit.rules import check_staged, may_name_earlier
+from dcr.commit.rules import check_staged
 from dcr.config import CommitConfig
 from dcr.model import ActiveAttempt, Classification, ControlState, Manifest, OwnerClose
 
@@ -39,12 +39,15 @@ def manner(config: CommitConfig, num_failed: int) -> Manner:
 def stage(
     context: Context, prepared: ControlState, active: ActiveAttempt, classes: Classification
 ) -> Script[list[OwnerClose]]:
-    """Have the owners construct and the receivers hold what arrives; the closed lists by rank."""
+    """Have the owners construct and the receivers hold what arrives; the closed lists by rank.
+
+    The chain of attempts that ``active`` goes on with touched nobody's storage: its payloads may be named.
+    """
     attempt, record, since = active.attempt, prepared.record, active.since
     holds = to_all(prepared.members, "stage", attempt=attempt, record=record, since=since)
     constructs = to_all(
         context.owners, "construct", attempt=attempt, record=record, overwrite_only=False,
-        classification=classes, since=since if may_name_earlier(active) else None,
+        classification=classes, since=since,
     )  # fmt: skip
     inner = ask(context, (*holds, *constructs), context.config.construct_deadline_s)
     answers = yield from marked(["stage", "construct"], attempt, inner)
