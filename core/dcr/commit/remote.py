@@ -47,13 +47,30 @@ class Caller(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Connections to one life of a party, and how many calls are under way on them."""
+
+    client: Client
+    num_calls: int = 0
+    is_over: bool = False
+
+    def close_if_idle(self) -> None:
+        """Close what nobody will use any more."""
+        if self.is_over and not self.num_calls:
+            self.client.close()
+
+
 class HttpCaller:
-    """``Caller`` over ``dcr.transport.rpc``; the party's url is looked up for every call. Thread-safe."""
+    """``Caller`` over ``dcr.transport.rpc``; the party's url is looked up for every call. Thread-safe.
+
+    Connections to a life that is over are closed when the last call on them has ended.
+    """
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._lock = threading.Lock()
-        self._clients: dict[str, Client] = {}
+        self._lines: dict[str, _Line] = {}
 
     def __call__(
         self, name: str, method: str, result: type[Any], deadline_s: float, params: dict[str, object]
@@ -62,20 +79,35 @@ class HttpCaller:
         peer = self._peers.find(name)
         if peer is None:
             raise Unreachable(f"{name} has not announced itself")
-        return self._client(peer.url).call(method, result, deadline_s=deadline_s, **params)
+        line = self._taken(name, peer.url)
+        try:
+            return line.client.call(method, result, deadline_s=deadline_s, **params)
+        finally:
+            with self._lock:
+                line.num_calls -= 1
+                line.close_if_idle()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; those in use when their call has ended."""
         with self._lock:
-            for client in self._clients.values():
-                client.close()
-            self._clients.clear()
+            for name in tuple(self._lines):
+                self._hang_up(name)
 
-    def _client(self, url: str) -> Client:
+    def _taken(self, name: str, url: str) -> _Line:
         with self._lock:
-            if url not in self._clients:
-                self._clients[url] = Client(url)
-            return self._clients[url]
+            known = self._lines.get(name)
+            if known is not None and known.client.url != url:
+                self._hang_up(name)
+            if name not in self._lines:
+                self._lines[name] = _Line(Client(url))
+            line = self._lines[name]
+            line.num_calls += 1
+            return line
+
+    def _hang_up(self, name: str) -> None:
+        line = self._lines.pop(name)
+        line.is_over = True
+        line.close_if_idle()
 
 
 class RemoteEndpoints(Mapping[str, object]):

@@ -66,11 +66,15 @@ class Session:
         """
         before = self.num_payloads
         source = self._source if self._source is not None else transport
-        for ref, data in source.fetch(self.attempt, set(self._staging.admitted)):
-            self._guarded(lambda ref=ref, data=data: self._receive(ref, data))  # type: ignore[misc]
-            self._guarded(self._drain)
-            if self.failure is not None or self._cancelled():
-                break
+        try:
+            for ref, data in source.fetch(self.attempt, set(self._staging.admitted)):
+                self._guarded(lambda ref=ref, data=data: self._receive(ref, data))  # type: ignore[misc]
+                self._guarded(self._drain)
+                if self.failure is not None or self._cancelled():
+                    break
+        except AttemptFailed:
+            if not self._cancelled():  # else it was stopped meanwhile, which is no news
+                raise
         return self.num_payloads - before
 
     def require_success(self) -> None:

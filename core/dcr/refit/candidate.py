@@ -133,6 +133,10 @@ class Candidate:
 
     def _take_over(self, term: Term) -> None:
         """Until it succeeds: receivers cannot renew their leases before."""
+        with self._desk.using(term):
+            self._take_over_while_it_lasts(term)
+
+    def _take_over_while_it_lasts(self, term: Term) -> None:
         told = False
         while not self._desk.is_over(term):
             try:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dcr.commit.control_plane.base import ControlPlane
@@ -25,17 +26,28 @@ ROOM_TO_JOIN = 32
 
 
 def compose_coordinator(
-    config: CommitConfig, site: Site, plane: ControlPlane, *, world: int, receivers: tuple[str, ...]
+    config: CommitConfig,
+    site: Site,
+    plane: ControlPlane,
+    *,
+    world: int,
+    receivers: tuple[str, ...],
+    stack: ExitStack | None = None,
 ) -> CoordinatorService:
     """The service of ``site``'s run for ``world`` trainer ranks and the named receivers.
 
-    It does nothing by itself; ``coordinate`` makes a process of it that takes the run over.
+    It does nothing by itself; ``coordinate`` makes a process of it that takes the run over. ``stack`` gets
+    what gives its threads and connections back; without one they last as long as the process.
     """
     cast = roster(world, receivers)
     # Every party may be in two calls at once: one that is late and the one that replaced it.
     num_parties = len(cast.owners) + len(cast.receivers) + ROOM_TO_JOIN
     pool = ThreadPoolExecutor(max_workers=2 * num_parties)
-    endpoints = remote_endpoints(cast, HttpCaller(site.peers), config)
+    caller = HttpCaller(site.peers)
+    endpoints = remote_endpoints(cast, caller, config)
+    if stack is not None:
+        stack.callback(caller.close)
+        stack.callback(pool.shutdown, wait=False)
     driver = Driver(plane, site.archive, endpoints, site.run, pool=pool)
     return CoordinatorService(driver, config, cast)
 
@@ -53,11 +65,11 @@ class Post:
 
     def new_term(self) -> Term:
         """A service that has done nothing yet."""
-        plane = ClaimedPlane(self.control.plane())
+        plane, stack = ClaimedPlane(self.control.plane()), ExitStack()
         service = compose_coordinator(
-            self.config, self.site, plane, world=self.world, receivers=self.receivers
+            self.config, self.site, plane, world=self.world, receivers=self.receivers, stack=stack
         )
-        return Term(self.site.run, service, plane)
+        return Term(self.site.run, service, plane, stack.close)
 
 
 def coordinate(

@@ -1,7 +1,9 @@
 """Where a coordinator takes requests: carried out by the term it is in, refused between terms."""
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,13 +18,21 @@ TRANSIENT = (AttemptFailed, Conflict, OutcomeUnknown, StoreError, Unreachable)
 """What a coordinator may raise because another one has taken its place."""
 
 
+def _nothing() -> None:
+    """A term that holds nothing."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """One time of being active: a service without memory of earlier ones, and what it claimed."""
+    """One time of being active: a service without memory of earlier ones, and what it claimed.
+
+    ``close`` gives back its threads and connections; the desk calls it when nobody uses the term any more.
+    """
 
     run: RunId
     service: CoordinatorService
     plane: ClaimedPlane
+    close: Callable[[], None] = _nothing
 
     def is_replaced(self) -> bool:
         """Whether another coordinator's epoch has followed; unknown counts as no."""
@@ -52,6 +62,7 @@ class Desk:
         self._name = name
         self._lock = threading.Lock()
         self._term: Term | None = None
+        self._users: Counter[Term] = Counter()
 
     @property
     def term(self) -> Term | None:
@@ -64,10 +75,30 @@ class Desk:
             self._term = term
 
     def end(self, term: Term) -> None:
-        """Take no more requests for ``term``; nothing happens if another one has begun."""
-        with self._lock:
+        """Take no more requests for ``term``, and close it when those that it has are answered.
+
+        Nothing happens if another one has begun.
+        """
+        with self.using(term), self._lock:
             if self._term is term:
                 self._term = None
+
+    @contextmanager
+    def using(self, term: Term) -> Iterator[None]:
+        """Keep ``term`` open inside the block; the last one to leave a term that has ended closes it."""
+        with self._lock:
+            self._users[term] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users[term] -= 1
+                last = not self._users[term]
+                if last:
+                    del self._users[term]
+                ended = last and self._term is not term
+            if ended:
+                term.close()
 
     def is_over(self, term: Term) -> bool:
         """Whether ``term`` has ended; one that was replaced ends here."""
@@ -114,9 +145,12 @@ class Desk:
         term = self._term
         if term is None:
             raise Unreachable(f"{self._name} stands by and answers nothing; ask the active coordinator")
-        try:
-            return call(term.service)
-        except TRANSIENT as err:
-            if self.is_over(term):
-                raise Unreachable(f"{self._name} no longer coordinates this run: {err}") from err
-            raise
+        with self.using(term):
+            if self._term is not term:
+                raise Unreachable(f"{self._name} no longer coordinates this run; ask the active coordinator")
+            try:
+                return call(term.service)
+            except TRANSIENT as err:
+                if self.is_over(term):
+                    raise Unreachable(f"{self._name} no longer coordinates this run: {err}") from err
+                raise

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from dcr.commit.remote import HttpCaller
 from dcr.config import CHECKS, ChainConfig, CommitConfig, RefitConfig, StagingConfig
 from dcr.errors import ConfigError, Unreachable
 from dcr.model import Catalogue, CommitRecord, new_nonce
@@ -27,13 +28,17 @@ def await_record(site: Site, config: CommitConfig, *, deadline_s: float) -> Comm
     Raises:
         Unreachable: there was no coordinator or no run within ``deadline_s``.
     """
-    coordinator = site.coordinator(config)
+    caller = HttpCaller(site.peers)
+    coordinator = site.coordinator(config, caller)
     end = time.monotonic() + deadline_s
-    while (left := end - time.monotonic()) > 0:
-        record = find_record(coordinator, left)
-        if record is not None:
-            return record
-        time.sleep(0.1)
+    try:
+        while (left := end - time.monotonic()) > 0:
+            record = find_record(coordinator, left)
+            if record is not None:
+                return record
+            time.sleep(0.1)
+    finally:
+        caller.close()
     raise Unreachable(f"run {site.run} was not created within {deadline_s} s; is the trainer running?")
 
 
