@@ -12,7 +12,7 @@ from dcr.indexmap import IndexMap
 from dcr.model import Bits, TensorSpec
 from dcr.source import AffineTask
 from dcr_recipes.bench.apply_model import SHAPES, Shape, shape_of, specs_of
-from dcr_recipes.bench.data import Words, chunks, to_bfloat16, to_float32, weights
+from dcr_recipes.bench.data import Indices, Words, chunks, to_bfloat16, to_float32, weights
 
 _STEP = np.float32(0.01)
 _WIDTH_BYTES = 2
@@ -71,8 +71,7 @@ class RowShards:
         moved = 0
         for number, words in enumerate(self._words.values()):
             rng = np.random.default_rng((seed, number))
-            drawn = rng.integers(0, words.size, round(-np.log1p(-drawn_rate) * words.size))
-            where = np.unique(drawn)
+            where = _positions(rng, words.size, drawn_rate)
             before = words[where]
             factor = np.float32(1) + _STEP * rng.standard_normal(where.size, dtype=np.float32)
             after = to_bfloat16(to_float32(before) * factor)
@@ -96,6 +95,13 @@ def _tasks(specs: tuple[TensorSpec, ...], rank: int, world: int) -> Iterator[Aff
         if prod(local):
             block = IndexMap.from_block(local, (first, *(0 for _ in spec.shape[1:])), spec.shape)
             yield AffineTask(spec.name, spec.name, spec.dtype, prod(local), block, (rank,))
+
+
+def _positions(rng: np.random.Generator, num_elements: int, rate: float) -> Indices:
+    """Ascending positions, each element with probability ``rate``, from the gaps between them."""
+    spare = 8 * (num_elements * rate) ** 0.5 + 16
+    found = np.cumsum(rng.geometric(rate, round(num_elements * rate + spare))) - 1
+    return found[: np.searchsorted(found, num_elements)]
 
 
 def _random(seed: tuple[int, ...], num_elements: int) -> Words:
