@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tests.lanes.shared import checkpoints
 from tests.lanes.shared.run import Run, Version
@@ -61,16 +61,23 @@ def tokens(answers: list[Said]) -> list[list[int]]:
     return [answer.tokens for answer in answers]
 
 
-def fresh(serve: Serve, model: Path, tp: int) -> list[list[int]]:
-    """What a new engine that has loaded ``model`` answers."""
-    with serve(model, tp) as engine:
-        return tokens([engine.ask(prompt) for prompt in PROMPTS])
+@dataclass(frozen=True, slots=True)
+class Further:
+    """What one lane checks beyond the others. ``between`` makes transitions of its own before the refits.
+
+    ``evidence`` of an engine after its refits must equal that of a fresh engine with the last checkpoint.
+    """
+
+    between: Callable[[Any, Run, ReceiverAgent], None] = lambda *_: None
+    evidence: Callable[[Any], object] = lambda _: None
 
 
 def check_engine(
-    serve: Serve, old: Path, folder: Path, *, tp: int, num_refits: int, rate: float = 0.2
-) -> None:
+    serve: Serve, old: Path, folder: Path, *, tp: int, num_refits: int, rate: float = 0.2,
+    further: Further | None = None,
+) -> None:  # fmt: skip
     """``num_refits`` refits of one engine; the last one meets a request in flight."""
+    more = further or Further()
     run = Run(folder, checkpoints.catalogue(old), checkpoints.version(old))
     with serve(old, tp) as engine:
         stock = [engine.ask(prompt) for prompt in PROMPTS]
@@ -78,31 +85,40 @@ def check_engine(
         run.admit(receiver)
         assert tokens([engine.ask(prompt) for prompt in PROMPTS]) == tokens(stock)
         assert engine.ask(LONG_PROMPT).num_cached >= LEAST_CACHED, "the prefix is cached before a refit"
+        more.between(engine, run, receiver)
         classes = receiver.report().classification
         for seed in range(num_refits - 1):
-            run.refit(receiver, _following(run, rate, seed), classes)
-        newest = _following(run, rate, num_refits)
-        flying = engine.begin(PROMPTS[0], 800, "flying")
-        while engine.counts.get("flying", 0) < 5:
-            assert not flying.done()
-        run.refit(receiver, newest, classes)
-        kept = flying.result(PATIENCE_S)
+            run.refit(receiver, following(run, rate, seed), classes)
+        kept = _refit_under_request(engine, run, receiver, following(run, rate, num_refits))
         after = engine.ask(LONG_PROMPT)
         assert after.num_cached == 0, "no key or value of the old version survives"
         answers = [engine.ask(prompt) for prompt in PROMPTS]
-    _check_spans(kept, answers, num_refits)
-    expected = fresh(serve, checkpoints.write(folder / "last", run.newest, like=old), tp)
+        evidence = more.evidence(engine)
+    _check_spans(kept, answers, run.records[-1].version)
+    with serve(checkpoints.write(folder / "last", run.newest, like=old), tp) as fresh:
+        expected = tokens([fresh.ask(prompt) for prompt in PROMPTS])
+        assert more.evidence(fresh) == evidence
     assert tokens(answers) == expected
     assert after.tokens == expected[2]
     assert tokens(stock) != expected, "the refits change what is said"
 
 
-def _following(run: Run, rate: float, seed: int) -> Version:
+def _refit_under_request(engine: Served, run: Run, receiver: ReceiverAgent, newest: Version) -> Said:
+    """What a request says that was in flight all the time."""
+    flying = engine.begin(PROMPTS[0], 800, "flying")
+    while engine.counts.get("flying", 0) < 5:
+        assert not flying.done()
+    run.refit(receiver, newest, receiver.report().classification)
+    return flying.result(300)
+
+
+def following(run: Run, rate: float, seed: int) -> Version:
+    """Another version, which differs in ``rate`` of the elements."""
     return checkpoints.flipped(run.newest, rate=rate, seed=seed)
 
 
-def _check_spans(kept: Said, answers: list[Said], num_refits: int) -> None:
-    last, before = str(num_refits), str(num_refits - 1)
+def _check_spans(kept: Said, answers: list[Said], version: int) -> None:
+    last, before = str(version), str(version - 1)
     assert [span[0] for span in kept.spans] == [before, last]
     assert kept.spans[0][1] == 0
     assert kept.spans[-1][2] == len(kept.tokens) == 800
