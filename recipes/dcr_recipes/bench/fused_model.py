@@ -91,7 +91,8 @@ class Projected:
             for piece in parameter.pieces(model.num_ranks, rank):
                 key = f"{parameter.name} -> {piece.name}"
                 self._held[key] = shard, piece
-                tasks.append(_task(key, piece.name, piece.map, (rank,) if piece.split else everywhere))
+                spec = next(spec for spec in parameter.specs if spec.name == piece.name)
+                tasks.append(_task(key, spec, piece.map, (rank,) if piece.split else everywhere))
         self._tasks = tuple(tasks)
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -136,7 +137,7 @@ class FullyConverted:
             self._locks[number] = Lock()
             for spec in parameter.specs:
                 self._number[spec.name] = number
-                tasks.append(_task(spec.name, spec.name, IndexMap.identity(spec.num_elements), (rank,)))
+                tasks.append(_task(spec.name, spec, IndexMap.identity(spec.num_elements), (rank,)))
         self._tasks = tuple(tasks)
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -160,5 +161,5 @@ class FullyConverted:
         return ""
 
 
-def _task(key: str, name: str, index_map: IndexMap, replicas: tuple[int, ...]) -> AffineTask:
-    return AffineTask(key, name, "bfloat16", index_map.src_size, index_map, replicas)
+def _task(key: str, spec: TensorSpec, index_map: IndexMap, replicas: tuple[int, ...]) -> AffineTask:
+    return AffineTask(key, spec.name, spec.dtype, index_map.src_size, index_map, replicas, spec.aliases)
