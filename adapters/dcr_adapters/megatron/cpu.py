@@ -30,16 +30,16 @@ def _is_cuda(arg: object) -> bool:
     return isinstance(arg, str | torch.device) and str(arg).startswith("cuda")
 
 
-class _Stream:
+class Stream:
     """Streams and events: everything has already happened."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: _Stream() if name == "record_event" else None
+        return lambda *_, **__: Stream() if name == "record_event" else None
 
-    def __enter__(self) -> "_Stream":
+    def __enter__(self) -> "Stream":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,8 +72,8 @@ def _replace_cuda() -> None:
     cuda: Any = torch.cuda
     cuda.current_device = lambda: "cpu"  # pipeline, dispatcher, embeddings
     cuda.synchronize = lambda *_, **__: None
-    cuda.Stream = cuda.Event = _Stream
-    cuda.current_stream = lambda *_, **__: _Stream()
+    cuda.Stream = cuda.Event = Stream
+    cuda.current_stream = lambda *_, **__: Stream()
     cuda.stream = lambda _: contextlib.nullcontext()
     cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()  # random states by tensor-parallel rank
     cuda.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
@@ -81,6 +81,7 @@ def _replace_cuda() -> None:
     cuda.initial_seed = torch.initial_seed
     cuda._lazy_init = lambda: None
     cuda._lazy_call = lambda call, **_: call()
+    torch._dynamo.config.disable = True  # fused pieces would be compiled for a CUDA device
 
 
 def _patch_megatron() -> None:

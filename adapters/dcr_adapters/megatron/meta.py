@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 
 from dcr.errors import ConfigError
+from dcr_adapters.megatron.cpu import Stream
 from dcr_adapters.megatron.imports import import_bridge
 
 _FUSIONS = (
     "gradient_accumulation_fusion", "moe_permute_fusion", "persist_layer_norm", "bias_dropout_fusion",
     "masked_softmax_fusion", "apply_rope_fusion", "bias_activation_fusion", "moe_grouped_gemm",
-    "moe_shared_expert_overlap",
+    "moe_shared_expert_overlap", "cross_entropy_loss_fusion",
 )  # fmt: skip
 
 
@@ -88,18 +89,21 @@ def _patches() -> list[tuple[Any, str, Any]]:
 
     attend = DotProductAttention.__init__
 
-    def without_channels(self: Any, *args: Any, **options: Any) -> None:
-        """Latent attention gives widths that the plain one does not take; it has no weight."""
-        for option in ("k_channels", "v_channels"):
-            options.pop(option, None)
+    def with_channels(
+        self: Any, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **options: Any
+    ) -> None:
+        """Latent attention gives the widths of a head, which the plain one takes from the configuration."""
+        del k_channels  # scores of any width are scaled as latent attention says
         attend(self, *args, **options)
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
     norm = staticmethod(lambda _, *args, **options: WrappedTorchNorm(*args, **options))
     return [
-        (torch.cuda, "Stream", lambda *_, **__: None),
+        (torch.cuda, "Stream", Stream),
         (torch.cuda, "current_device", lambda: "cpu"),
         (random.get_cuda_rng_tracker(), "fork", lambda *_, **__: nullcontext()),
-        (DotProductAttention, "__init__", without_channels),
+        (DotProductAttention, "__init__", with_channels),
         (TENorm, "__new__", norm),
         (Norm, "__new__", norm),
         (moe_layer, "HAVE_TE", True),

@@ -115,6 +115,19 @@ def grid_of_model(chunks: Sequence[torch.nn.Module]) -> Grid:
     return grid_of(groups, dist.get_rank(), dist.get_world_size())
 
 
+def settle_dtypes(chunks: Sequence[torch.nn.Module]) -> None:
+    """Give buffers the dtype that they will have from the first forward pass on.
+
+    Megatron's wrapper for mixed precision casts a router's bias, and the router takes it back to FP32 when
+    it is first used: what is served would change its dtype in the midst of a run.
+    """
+    for chunk in chunks:
+        for module in chunk.modules():
+            keep: Any = getattr(module, "_maintain_float32_expert_bias", None)
+            if keep is not None:
+                keep()
+
+
 def find(
     bridge: Any, chunks: Sequence[torch.nn.Module], tasks: Sequence[Any], setting: Setting
 ) -> Iterator[Found]:

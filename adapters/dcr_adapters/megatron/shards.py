@@ -26,6 +26,7 @@ from dcr_adapters.megatron.model import (
     find,
     served_spec,
     setting_of,
+    settle_dtypes,
 )
 from dcr_adapters.megatron.pending import refuse_pending
 from dcr_adapters.megatron.pieces import Piece
@@ -73,6 +74,7 @@ class MegatronShards:
             )
         self._served = getattr(torch, served_dtype) if served_dtype else None
         self._chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
+        settle_dtypes(self._chunks)
         self._held: dict[str, _Held] = {}
         tasks: list[AffineTask] = []
         specs: list[TensorSpec] = []

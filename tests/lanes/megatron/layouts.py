@@ -6,8 +6,8 @@ from typing import Any
 from dcr_adapters.megatron.ranks import Degrees
 
 VOCAB = 250
-TRAINED = "qwen3"
-"""The family that is trained by forward and backward passes, over a vocabulary that must be padded."""
+LOADED = "qwen3"
+"""The family whose weights are loaded from a checkpoint, with a vocabulary that must be padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class Layout:
 
     ``published``: conversions and tensors that the published classification leaves to the residual path.
     ``refit``: it is also refitted with that classification. ``lora``: low-rank adapters alone are trained.
+    ``random``: the optimizer steps on random gradients, since the forward pass of a layer is a kernel.
     """
 
     degrees: Degrees = field(default_factory=Degrees)
@@ -25,10 +26,11 @@ class Layout:
     distributed_optimizer: bool = False
     overlap: bool = False
     groups: int = 4
-    family: str = TRAINED
+    family: str = LOADED
     published: tuple[int, int] = (4, 8)
     refit: bool = False
     lora: bool = False
+    random: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -56,10 +58,9 @@ LAYOUTS = {
     "tp4-groups2": Layout(d(tp=4), groups=2),
     "mla-one": Layout(family="deepseek_v3", published=(2, 2)),
     "mla-tp2-ep2": Layout(d(tp=2, ep=2), family="deepseek_v3", published=(2, 2)),
-    "hybrid-one": Layout(family="nemotron_h", published=(9, 11)),
-    "hybrid-tp2": Layout(d(tp=2, etp=2), family="nemotron_h", published=(9, 11)),
+    "hybrid-one": Layout(family="nemotron_h", random=True, published=(9, 11)),
+    "hybrid-tp2": Layout(d(tp=2, etp=2), family="nemotron_h", random=True, published=(9, 11)),
 }
-"""``hybrid`` takes its optimizer steps on random gradients: the forward pass of its layers is a kernel."""
 
 ADAPTED = {"lora-tp2": Layout(d(tp=2), lora=True), "lora-pp2": Layout(d(pp=2), lora=True)}
 """Adapters on attention: merged into it by the export, so that it needs the residual path."""
@@ -92,7 +93,7 @@ def hf_config(layout: Layout) -> Any:
     """Qwen3, dense or mixture of experts, with a vocabulary that tensor parallelism must pad."""
     from transformers import AutoConfig, Qwen3Config, Qwen3MoeConfig
 
-    if layout.family != TRAINED:
+    if layout.family != LOADED:
         return AutoConfig.for_model(**FAMILIES[layout.family])
     common: dict[str, Any] = {
         "vocab_size": VOCAB,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.lanes.megatron.layouts import TRAINED, VOCAB, Layout, hf_config
+from tests.lanes.megatron.layouts import LOADED, VOCAB, Layout, hf_config
 
 SEQUENCE = 16
 BATCH = 2
@@ -26,7 +26,7 @@ def save_checkpoint(layout: Layout, folder: Path) -> None:
 
 def build(layout: Layout, bridge: Any) -> tuple[list[torch.nn.Module], Any]:
     """This rank's chunks with their first weights, in Megatron's data parallelism, and the optimizer."""
-    if layout.family == TRAINED:
+    if layout.family == LOADED:
         config = _transformer(layout)
         models = [_chunk(layout, config, stage) for stage in range(layout.vpp)]
         bridge.load_hf_weights(models)
@@ -157,12 +157,12 @@ def _provided(layout: Layout, bridge: Any) -> list[torch.nn.Module]:
     provider.tensor_model_parallel_size = layout.degrees.tp
     provider.expert_model_parallel_size = layout.degrees.ep
     provider.expert_tensor_parallel_size = layout.degrees.etp
-    provider.sequence_parallel = False
+    provider.sequence_parallel = layout.degrees.tp > 1  # experts ask for it
     provider.bf16 = True
     with without_cuda():
         model: Any = provider.provide(pre_process=True, post_process=True)
     for index, (_, tensor) in enumerate([*model.named_parameters(), *model.named_buffers()]):
-        tensor.data.copy_(noise(tensor, index))
+        tensor.data.copy_(noise(tensor, index) * 0.05)
     made: torch.nn.Module = model.to(torch.bfloat16)
     return [made]
 
@@ -179,10 +179,10 @@ def train_step(chunks: list[torch.nn.Module], optimizer: Any, layout: Layout, st
     for chunk in chunks:
         chunk.zero_grad_buffer()  # type: ignore[operator]
     optimizer.zero_grad()
-    if layout.family == TRAINED:
-        _backward(chunks, layout, step)
-    else:
+    if layout.random:
         _random_gradients(chunks, step)
+    else:
+        _backward(chunks, layout, step)
     finalize_model_grads(chunks)
     optimizer.step()
     for chunk in chunks:

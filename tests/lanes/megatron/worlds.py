@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from tests.contract.fsdp_worlds import Recorded
 from tests.lanes.megatron import training
-from tests.lanes.megatron.layouts import ADAPTED, LAYOUTS, TRAINED, VOCAB, Layout, hf_config
+from tests.lanes.megatron.layouts import ADAPTED, LAYOUTS, LOADED, VOCAB, Layout, hf_config
 from tests.lanes.megatron.refits import ResidualRefit, residual_refit
 from tests.lanes.shared.trainer_world import fork_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,7 +53,7 @@ def main(folder: Path, names: list[str]) -> None:
 
 def _run(folder: Path, layout: Layout) -> None:
     folder.mkdir(parents=True)
-    if layout.family == TRAINED:
+    if layout.family == LOADED:
         training.save_checkpoint(layout, folder / "checkpoint")
     body = _adapted if layout.lora else _world
     fork_ranks(folder, layout.degrees.world, lambda rank: body(folder, layout, rank))
@@ -73,7 +73,7 @@ def _started(folder: Path, layout: Layout) -> tuple[Any, list[torch.nn.Module], 
         expert_tensor_parallel_size=degrees.etp,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    if layout.family == TRAINED:
+    if layout.family == LOADED:
         bridge = AutoBridge.from_hf_pretrained(str(folder / "checkpoint"))
     else:
         bridge = AutoBridge.from_hf_config(hf_config(layout))
