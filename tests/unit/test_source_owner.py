@@ -1,22 +1,18 @@
-"""The owner's endpoint: fences, retries, candidate identity (DESIGN P5-P8, P12, P15)."""
+"""The owner's endpoint: a transition, retries, the trainer's side of it (DESIGN P5-P8, P12, P15)."""
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.unit.owner_fleets import ONE, TENSORS, THREE, TWO, XOR, equal, fleet_at_step_1, new_bits, old_bits
+from tests.unit.owner_fleets import ONE, TENSORS, TWO, XOR, equal, fleet_at_step_1, new_bits, old_bits
 
 from dcr import observe
 from dcr.errors import (
     AttemptFailed,
     ConfigError,
     Conflict,
-    IntegrityError,
-    RefitError,
     Unreachable,
     UnsupportedPath,
 )
@@ -24,7 +20,7 @@ from dcr.model import Encoding, PathClass, from_json, to_json
 from dcr.model.messages import OwnerReport
 from dcr.source import AffineTask
 from dcr.testing.toy_fleet import ToyFleet
-from dcr.testing.toy_trainer import Tensors, ToySource, mutate
+from dcr.testing.toy_trainer import Tensors, ToySource
 
 
 @pytest.fixture
@@ -191,193 +187,6 @@ def test_a_tensor_of_another_dtype_is_refused(fleet: ToyFleet, monkeypatch: pyte
     fleet.owners[0].fence(ONE, fleet.records[0])
     with pytest.raises(ConfigError, match=r"must be uint\d+ \[\d+\], got torch.float16 \[60\]"):
         fleet.owners[0].construct(ONE, fleet.records[0], False, XOR)
-
-
-# ---- fences ----
-
-
-def test_fence_orders_attempts(fleet: ToyFleet) -> None:
-    owner, record = fleet.owners[0], fleet.records[0]
-    assert owner.fence(TWO, record).fenced == TWO
-    assert owner.fence(TWO, record).fenced == TWO
-    with pytest.raises(Conflict, match="attempt 1-1 was replaced by 1-2"):
-        owner.fence(ONE, record)
-    with pytest.raises(Conflict, match="replaced"):
-        owner.construct(ONE, record, False, XOR)
-    with pytest.raises(AttemptFailed, match="never fenced"):
-        owner.construct(THREE, record, False, XOR)
-
-
-def test_stopped_attempt_does_not_begin(fleet: ToyFleet) -> None:
-    owner, record = fleet.owners[0], fleet.records[0]
-    owner.fence(TWO, record)
-    owner.stop_and_wait(ONE)  # replaced: returns at once and stops nothing else
-    owner.construct(TWO, record, False, XOR)
-    owner.stop_and_wait(TWO)
-    owner.stop_and_wait(TWO)
-    with pytest.raises(AttemptFailed, match="was stopped"):
-        owner.construct(TWO, record, False, XOR)
-
-
-def test_stop_reaches_an_attempt_whose_fence_is_late(fleet: ToyFleet) -> None:
-    owner, record = fleet.owners[0], fleet.records[0]
-    owner.stop_and_wait(TWO)
-    owner.fence(TWO, record)
-    with pytest.raises(AttemptFailed, match="was stopped"):
-        owner.construct(TWO, record, False, XOR)
-    owner.fence(THREE, record)
-    assert owner.construct(THREE, record, True, XOR).payloads
-
-
-class Paused:
-    """Holds a construction at a mark, in its own thread, until ``go``."""
-
-    def __init__(self, fleet: ToyFleet, mark: str) -> None:
-        self.order: list[str] = []
-        self._inside, self._go = threading.Event(), threading.Event()
-        self._mark, self._owner, self._record = mark, fleet.owners[0], fleet.records[0]
-        self._pool = ThreadPoolExecutor()
-
-    def _listen(self, event: observe.Event) -> None:
-        if event.name == self._mark and not self._inside.is_set():
-            self._inside.set()
-            assert self._go.wait(30)
-
-    def _construct(self) -> object:
-        try:
-            return self._owner.construct(ONE, self._record, False, XOR)
-        finally:
-            self.order.append("construct ended")
-
-    def run(self, interrupt: Callable[[], object]) -> tuple[Future[object], Future[object]]:
-        def other() -> object:
-            result = interrupt()
-            self.order.append("interrupt returned")
-            return result
-
-        with self._pool, observe.listening(self._listen):
-            construct = self._pool.submit(self._construct)
-            assert self._inside.wait(30)
-            answer = self._pool.submit(other)
-            running = self._owner._turn._running
-            assert running is not None
-            for _ in range(5000):  # until the interrupt has reached the agent; without it the order is wrong
-                if running.cancelled:
-                    break
-                threading.Event().wait(0.001)
-            self._go.set()
-            assert running.cancelled
-        return construct, answer
-
-
-@pytest.mark.parametrize("mark", ["owner.task.after", "owner.publish.before", "owner.publish.after"])
-@pytest.mark.parametrize("interrupt", ["fence", "stop_and_wait", "withdraw"])
-def test_interrupt_returns_only_when_construction_has_ended(
-    fleet: ToyFleet, mark: str, interrupt: str
-) -> None:
-    owner, record = fleet.owners[0], fleet.records[0]
-    owner.fence(ONE, record)
-    paused = Paused(fleet, mark)
-    construct, answer = paused.run(
-        {
-            "fence": lambda: owner.fence(TWO, record),
-            "stop_and_wait": lambda: owner.stop_and_wait(ONE),
-            "withdraw": owner.withdraw,
-        }[interrupt]
-    )
-    assert isinstance(construct.exception(), RefitError)
-    assert answer.exception() is None
-    assert paused.order == ["construct ended", "interrupt returned"]
-    assert not any("/close/1-1/" in key for key in fleet.store.list(""))
-
-
-def test_fence_gives_up_on_work_that_does_not_end(tmp_path: Path, old: Tensors) -> None:
-    fleet = ToyFleet(tmp_path, TENSORS, old, deadline_s=0.0)
-    record = fleet.genesis()
-    owner = fleet.owners[0]
-    owner.present(1)
-    owner.fence(ONE, record)
-
-    def listener(event: observe.Event) -> None:
-        if event.name == "owner.task.before":  # in the constructing thread: it cannot end meanwhile
-            with pytest.raises(AttemptFailed, match=r"attempt 1-1 did not end within 0.0 s"):
-                owner.fence(TWO, record)
-
-    with observe.listening(listener), pytest.raises(AttemptFailed, match="stopped while"):
-        owner.construct(ONE, record, False, XOR)
-    assert owner.fence(TWO, record).fenced == TWO
-
-
-# ---- candidate identity (P5) ----
-
-
-def test_retry_after_a_silent_write_is_refused(fleet: ToyFleet, new: Tensors) -> None:
-    fleet.construct(ONE, XOR)
-    source, record = fleet.sources[0], fleet.records[0]
-    task = source.tasks()[0]
-    source.set_shard(task.key, source.read(task) ^ np.uint16(1), silently=True)
-    before = len(fleet.store.list("ab" * 16 + "/payload/1-2/"))
-    fleet.owners[0].fence(TWO, record)
-    with pytest.raises(
-        IntegrityError, match=r"'embed' of step 1 .* weights were written during the transition"
-    ):
-        fleet.owners[0].construct(TWO, record, True, XOR)
-    assert len(fleet.store.list("ab" * 16 + "/payload/1-2/")) == before
-
-
-def test_write_between_an_unfinished_attempt_and_its_retry_is_refused(fleet: ToyFleet, old: Tensors) -> None:
-    owner, source, record = fleet.owners[0], fleet.sources[0], fleet.records[0]
-    owner.fence(ONE, record)
-
-    def fail(event: observe.Event) -> None:
-        if event.name == "owner.publish.after":
-            raise AttemptFailed("injected")
-
-    with observe.listening(fail), pytest.raises(AttemptFailed, match="injected"):
-        owner.construct(ONE, record, False, XOR)
-    source.set("embed", old["embed"])  # what was published is not even a change any more
-    owner.fence(TWO, record)
-    with pytest.raises(IntegrityError, match="weights were written"):
-        owner.construct(TWO, record, True, XOR)
-
-
-def test_counters_that_moved_are_only_a_warning(
-    fleet: ToyFleet, new: Tensors, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = fleet.construct(ONE, XOR)
-    fleet.write(new)
-    retry = fleet.construct(TWO, XOR, overwrite_only=True)
-    assert [close.candidate for close in retry] == [close.candidate for close in first]
-    assert "version counters moved since step 1" in caplog.text
-
-
-def test_write_before_fold_in_leaves_trackers_provable(fleet: ToyFleet, new: Tensors, old: Tensors) -> None:
-    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
-    fleet.sources[0].set("embed", old["embed"])
-    with pytest.raises(IntegrityError, match="weights were written between"):
-        fleet.owners[0].fold_in(ONE, record)
-    with pytest.raises(Unreachable, match="not committed"):
-        fleet.owners[0].wait_committed(1, timeout_s=0)
-    assert fleet.restart(0).fence(TWO, record).baseline_version == 1
-    fleet.owners[1].fold_in(ONE, record)
-    assert equal(fleet.tracked(), new)
-
-
-def test_seeded_bug_in_the_identity_check_would_be_seen(
-    fleet: ToyFleet, old: Tensors, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fold-in is the second line: without the retry check it still refuses the swapped candidate."""
-
-    def accept(candidate: object, task: object, digests: object) -> None:
-        candidate.digests[task.key] = digests  # type: ignore[attr-defined]
-
-    monkeypatch.setattr("dcr.source.convert.require_same_bits", accept)
-    first = fleet.construct(ONE, XOR)
-    fleet.write(mutate(old, 0.5, np.random.default_rng(9)))
-    fleet.construct(TWO, XOR, overwrite_only=True)
-    record = fleet.commit(ONE, first, step=1)  # the late commit of the first attempt lands
-    with pytest.raises(IntegrityError, match="do not hold what attempt 1-1 committed"):
-        fleet.owners[0].fold_in(ONE, record)
 
 
 # ---- trainer side ----
