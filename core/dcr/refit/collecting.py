@@ -1,12 +1,14 @@
 """What failed attempts stored is removed: after each commit, and when a run is taken over (DESIGN P1)."""
 
 import logging
+from collections.abc import Sequence
 
 from dcr.errors import IntegrityError, PayloadError, StoreError
 from dcr.model import AttemptId, CommitRecord, Manifest, from_json
 from dcr.refit.site import Site
 from dcr.transport.chain import history
 from dcr.transport.collect import collect_attempts, collect_between, named_earlier
+from dcr.transport.leftovers import Manifests
 from dcr.transport.retention import Pruner
 
 _log = logging.getLogger(__name__)
@@ -20,6 +22,7 @@ class Collector:
         self._site = site
         self._keep_versions = keep_versions
         self._pruner: Pruner | None = None
+        self._manifests = Manifests(site.store, site.archive, site.run)
 
     def after_commit(self, parent: AttemptId, record: CommitRecord) -> int:
         """Remove what the attempts between ``parent`` and ``record``'s left; how many objects it was.
@@ -39,6 +42,7 @@ class Collector:
             manifests = history(self._site.archive, record)
             keep, named = [manifest.attempt for manifest in manifests], named_earlier(manifests)
             found = collect_attempts(self._site.store, self._site.run, keep, named)
+            found += self._manifests.remove(lambda attempt: _has_failed(attempt, keep))
             found += self._pruning(record).collect_unlinked(record)
             return len(found)
         except (StoreError, IntegrityError) as err:  # whoever needs the chain says what is wrong with it
@@ -67,4 +71,12 @@ class Collector:
             return []
         manifest = from_json(Manifest, self._site.archive.get_object("manifest", record.manifest))
         named = named_earlier([manifest])
-        return collect_between(self._site.store, self._site.run, parent, record.attempt, named=named)
+        found = collect_between(self._site.store, self._site.run, parent, record.attempt, named=named)
+        both = [parent, record.attempt]
+        return found + self._manifests.remove(lambda attempt: _has_failed(attempt, both))
+
+
+def _has_failed(attempt: AttemptId, committed: Sequence[AttemptId]) -> bool:
+    """Whether ``attempt`` lies between ``committed`` ones, of successive versions, and is none of them."""
+    numbers = [each.number for each in committed]
+    return min(numbers) < attempt.number < max(numbers) and attempt.number not in numbers

@@ -211,6 +211,7 @@ class Refit:
         """Answer no more calls. Idempotent."""
         if self._server is not None:
             self._server.close()
+        self._server = self._agent = None  # the trackers are mapped as long as any of them is there
         if self._claim is not None:
             self._claim.release()
         self._caller.close()
