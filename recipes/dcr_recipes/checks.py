@@ -65,11 +65,6 @@ def _check_transport(config: RunConfig) -> None:
         raise ConfigError(f"transport.bucket: name a bucket that exists at {told.endpoint}")
     if told.endpoint and not told.endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"transport.endpoint: {told.endpoint!r} must start with http:// or https://")
-    if config.runtime.name != "hf":
-        raise ConfigError(
-            f"transport: workers of runtime={config.runtime.name} read payloads from a folder; "
-            "use transport=directory"
-        )
 
 
 def _require_no_bucket(config: RunConfig) -> None:

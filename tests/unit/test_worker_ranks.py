@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dcr.receiver.workers import exchange
 from dcr.receiver.workers.messages import Answer, Calls, Configure, Greeting
 from dcr.receiver.workers.rank_server import RankServer
 from dcr.receiver.workers.ranks import RemoteRank, Workers, remote_ranks
+from dcr.receiver.workers.spool import Spool
 from dcr.testing.deltas import FIRST, audit_of, changed_version, delta_items, random_version
 from dcr.testing.toy_parallel import ToyParallelRuntime, catalogue
 from dcr.testing.toy_rank import ToyRank, toy_ranks
@@ -116,6 +117,29 @@ def test_refit_and_audit_equal_those_of_local_ranks(
     assert stats.num_items == len(items)
     assert writer.audit().items() <= audit_of(catalogue(), new).items()
     assert not list(tmp_path.glob("dcr-restore-*"))
+
+
+def test_workers_that_cannot_reach_the_store_are_handed_what_the_front_has_fetched(
+    line: Line, tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path / "spool")
+    remote = remote_ranks(Workers(line, folder=tmp_path, gather_s=5.0), spool.setup(catalogue()), spool)
+    writer = InstanceWriter(remote, catalogue())
+    rng = np.random.default_rng(3)
+    old = random_version(catalogue(), rng)
+    new = changed_version(catalogue(), old, rng, 0.3)
+    items = delta_items(catalogue(), old, new, writer.prewarm())
+    (tmp_path / "far").mkdir()
+    payload = published(DirectoryStore(tmp_path / "far"), items)
+    writer.restore(old, audit_of(catalogue(), old))
+    writer.begin(clean=True)
+    assert writer.apply(payload).num_items == len(items)
+    writer.check()
+    assert writer.audit().items() <= audit_of(catalogue(), new).items()
+    left = [path for path in (tmp_path / "spool").rglob("*") if path.is_file() and "payload" in path.parts]
+    assert left == [], "nothing stays once all ranks have it"
+    with pytest.raises(AttemptFailed, match="no bytes"):
+        writer.apply(replace(payload, raw=None))
 
 
 def test_calls_of_all_ranks_travel_together(writer: InstanceWriter, line: Line) -> None:

@@ -26,12 +26,14 @@ _NO_ID = "0" * 32
 class Payload:
     """A payload whose every byte was checked. ``digest`` names it by content (hexadecimal).
 
-    ``columns`` says the same of ``items`` as arrays.
+    ``columns`` says the same of ``items`` as arrays. ``raw`` are the bytes that it was decoded from, if these
+    were immutable, for those who hand it on.
     """
 
     identity: PayloadId
     digest: str
     items: tuple[Item, ...]
+    raw: bytes | None = field(default=None, repr=False, compare=False)
     columns: Columns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +157,7 @@ def decode_payload(
         flat = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
         head, rows, sections = read_rows(flat, limits or Limits())
         items = read_items(rows, sections, engine_of(engine, head.num_entries))
-        return Payload(head.identity, head.digest, items)
+        return Payload(head.identity, head.digest, items, data if isinstance(data, bytes) else None)
     except MemoryError as err:
         raise PayloadError("the payload does not fit in memory; lower the limits") from err
 

@@ -40,7 +40,7 @@ class Depot:
         key = payload_key(identity.run, identity.attempt, identity.owner, identity.sequence)
         self._store.put(key, data)
         try:
-            yield Payload(identity, stated_digest(data), payload.items)
+            yield Payload(identity, stated_digest(data), payload.items, data)
         finally:
             with suppress(StoreError):
                 self._store.delete(key)

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from dcr import observe
 from dcr.errors import ConfigError
-from dcr.model import Catalogue, CommitRecord
+from dcr.model import CommitRecord
 from dcr.receiver.gate import ServingGate
-from dcr.receiver.rank import RankPort
 from dcr.receiver.workers.gate import EngineGate
-from dcr.receiver.workers.messages import Configure
-from dcr.receiver.workers.ranks import Workers, remote_ranks
+from dcr.receiver.workers.ranks import Workers
 from dcr.refit import compose_instance
 from dcr.refit.pump import PumpedReceiver
 from dcr_recipes.launch.group import watch_group
@@ -24,6 +22,7 @@ from dcr_recipes.models.build import served_config
 from dcr_recipes.processes.border import Context
 from dcr_recipes.processes.host import Host
 from dcr_recipes.processes.serving import site
+from dcr_recipes.processes.worker_ranks import ranks_of
 from dcr_recipes.runtime import rank_faults
 from dcr_recipes.runtime.ranks import RanksStorage
 from dcr_recipes.runtime.sglang import SglangEngine
@@ -49,7 +48,7 @@ def build(context: Context) -> Host:
             context.name,
             site(context),
             record,
-            ranks=lambda catalogue: _ranks(context, workers, catalogue),
+            ranks=lambda catalogue: ranks_of(context, workers, catalogue),
             gate=gate,
             config=context.config.refit_config(),
         )
@@ -76,11 +75,6 @@ def _built(context: Context) -> tuple[SglangEngine, "AsyncEngineControl", Worker
     serving = SglangEngine(engine)
     control = AsyncEngineControl(engine, engine.loop, folder=context.folder.exchange, loader=LOADER)
     return serving, control, Workers(control, folder=context.folder.exchange)
-
-
-def _ranks(context: Context, workers: Workers, catalogue: Catalogue) -> list[RankPort]:
-    store = context.config.transport.path or str(context.folder.store)
-    return [*remote_ranks(workers, Configure(store, catalogue.run, catalogue.digest()))]
 
 
 def _started(context: Context) -> Any:

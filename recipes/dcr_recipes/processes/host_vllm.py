@@ -8,13 +8,12 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dcr import observe
 from dcr.errors import ConfigError
-from dcr.model import Catalogue, CommitRecord
+from dcr.model import CommitRecord
 from dcr.receiver.gate import ServingGate
-from dcr.receiver.rank import RankPort
 from dcr.refit import compose_instance
 from dcr.refit.pump import PumpedReceiver
 from dcr_recipes.launch.group import watch_group
@@ -22,11 +21,9 @@ from dcr_recipes.models.build import served_config
 from dcr_recipes.processes.border import Context
 from dcr_recipes.processes.host import Host
 from dcr_recipes.processes.serving import refit_of, site
+from dcr_recipes.processes.worker_ranks import ranks_of
 from dcr_recipes.runtime.arguments import CONTEXT, EXTENSION, engine_arguments
 from dcr_recipes.runtime.worker import RuntimeWorker
-
-if TYPE_CHECKING:
-    from dcr.receiver.workers.ranks import Workers
 
 logger = logging.getLogger(__name__)
 EXIT_ENGINE_DIED = 4
@@ -58,7 +55,7 @@ def build(context: Context) -> Host:
             context.name,
             site(context),
             record,
-            ranks=lambda catalogue: _ranks(context, workers, catalogue),
+            ranks=lambda catalogue: ranks_of(context, workers, catalogue),
             gate=gate,
             config=refit_of(context),
         )
@@ -87,14 +84,6 @@ def build_silent(context: Context) -> RuntimeWorker:
     workers = Workers(OfflineControl(llm), folder=context.folder.exchange)
     storage = VllmStorage(lambda method, args: llm.collective_rpc(method, args=args), workers)
     return RuntimeWorker(context.name, SilentEngine(), storage=storage, gate=ServingGate())
-
-
-def _ranks(context: Context, workers: "Workers", catalogue: Catalogue) -> list[RankPort]:
-    from dcr.receiver.workers.messages import Configure
-    from dcr.receiver.workers.ranks import remote_ranks
-
-    store = context.config.transport.path or str(context.folder.store)
-    return [*remote_ranks(workers, Configure(store, catalogue.run, catalogue.digest()))]
 
 
 def _arguments(context: Context) -> dict[str, Any]:

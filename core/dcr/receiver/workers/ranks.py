@@ -8,7 +8,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -34,6 +34,7 @@ from dcr.receiver.workers.messages import (
     Nothing,
     Scan,
 )
+from dcr.receiver.workers.spool import Spool
 from dcr.receiver.writer import ApplyStats, Cancelled, Slice, never
 
 _MAX_WORLD = 64
@@ -167,9 +168,10 @@ class Workers:
 class RemoteRank:
     """Implements ``RankPort`` for worker ``rank``. A payload is cancelled as a whole, not within."""
 
-    def __init__(self, workers: Workers, rank: int) -> None:
+    def __init__(self, workers: Workers, rank: int, spool: Spool | None = None) -> None:
         self._workers = workers
         self._number = rank
+        self._spool = spool
 
     def prewarm(self) -> RankPlacement:
         """See ``RankPort``."""
@@ -190,13 +192,14 @@ class RemoteRank:
         self._ask("begin", Begin(clean), type(None))
 
     def apply(self, payload: Payload, *, allow_xor: bool = True, cancelled: Cancelled = never) -> ApplyStats:
-        """See ``RankPort``; the worker fetches the payload's bytes from the store."""
+        """See ``RankPort``; the worker takes the payload's bytes from the store, or from the spool."""
         if cancelled():
             raise AttemptFailed(
                 f"payload {payload.owner}/{payload.sequence}: the attempt was stopped before it"
             )
         wanted = Apply(payload.attempt, payload.owner, payload.sequence, payload.digest, allow_xor)
-        stats: ApplyStats = self._ask("apply", wanted, ApplyStats)
+        with nullcontext() if self._spool is None else self._spool.lend(payload):
+            stats: ApplyStats = self._ask("apply", wanted, ApplyStats)
         return stats
 
     def synchronize(self) -> None:
@@ -237,10 +240,13 @@ class RemoteRank:
         return self._workers.ask(self._number, method, params, kind)
 
 
-def remote_ranks(workers: Workers, setup: Configure) -> list[RemoteRank]:
-    """Let every worker join the run of ``setup``; its ranks in order. Raises what a worker raised."""
+def remote_ranks(workers: Workers, setup: Configure, spool: Spool | None = None) -> list[RemoteRank]:
+    """Let every worker join the run of ``setup``; its ranks in order. Raises what a worker raised.
+
+    ``spool``: ``setup`` is of it, as workers cannot reach the run's store.
+    """
     workers.tell("configure", setup)
-    return [RemoteRank(workers, greeting.rank) for greeting in workers.greetings]
+    return [RemoteRank(workers, greeting.rank, spool) for greeting in workers.greetings]
 
 
 def _error(answer: Answer) -> RefitError:
