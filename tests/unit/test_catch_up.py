@@ -26,6 +26,7 @@ from dcr.transport.depot import Depot
 from dcr.transport.keys import payload_key
 from dcr.transport.memory import MemoryStore
 from dcr.transport.object_transport import ObjectTransport
+from dcr.transport.retention import Pruner
 
 CYCLE = (Encoding.XOR, Encoding.DELTA16, Encoding.OVERWRITE, Encoding.DELTA16, Encoding.XOR)
 """Masks and differences on one element, and retries (all overwrites) in between."""
@@ -192,6 +193,45 @@ def test_ranks_elsewhere_find_it_in_the_store_and_nothing_is_left(shared: Histor
     assert shared.store.list("") == before
 
 
+def test_across_an_anchor_only_where_that_is_less_to_read() -> None:
+    """The anchor of version 4 lies in both ranges; two deltas are more than it, one is less."""
+    made = grown(8, tiny=True, rate=0.15)
+    anchor = made.anchor(4)
+    deltas = [manifest.num_bytes for manifest in made.manifests]
+    assert deltas[4] < anchor.num_bytes < deltas[3] + deltas[4]
+    for since, composed in ((3, [3]), (2, [])):
+        runtime = Runtime(made)
+        dense_load(runtime.loader, made.catalogue, made.tensors[since])
+        with spans("replay.payload") as read:
+            assert [one["since"] for one in runtime.admit(made.records[7])] == composed
+        assert runtime.holds(7)
+        assert min(int(one["version"]) for one in read) == 4
+
+
+def test_a_version_that_was_pruned_is_loaded_from_the_anchor() -> None:
+    made = grown(8, tiny=True)
+    made.anchor(4)
+    runtime = Runtime(made)
+    runtime.admit(made.records[3])
+    assert Pruner(made.store, made.archive, made.catalogue).prune(made.records[7], 2)
+    assert runtime.admit(made.records[7]) == []
+    assert runtime.holds(7)
+
+
+def test_a_link_that_is_damaged_before_an_anchor_costs_nothing_but_the_delta(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = grown(8, tiny=True, rate=0.15)
+    runtime = Runtime(made)
+    runtime.admit(made.records[3])
+    made.anchor(4)
+    _damage(made, 4)
+    with caplog.at_level(logging.WARNING):
+        assert runtime.admit(made.records[7]) == []
+    assert "version 7 is loaded densely, since catching up failed: IntegrityError: version 4" in caplog.text
+    assert runtime.holds(7)
+
+
 def test_a_broken_link_means_a_dense_load_from_an_anchor_or_a_clear_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -208,13 +248,16 @@ def test_a_broken_link_means_a_dense_load_from_an_anchor_or_a_clear_error(
 
 def _damage(history: History, version: int) -> None:
     """One bit of a value, the digest made to fit: only the list of the manifest tells."""
-    attempt, run = history.records[version].attempt, history.catalogue.run
-    key = payload_key(run, attempt, 0, 0)
-    payload = decode_payload(history.store.get(key))
-    item = payload.items[0]
-    item.values[0] ^= 1
+    manifest, run = history.manifests[version], history.catalogue.run
+    for ref in manifest.payloads:
+        key = payload_key(run, manifest.attempt, 0, ref.sequence)
+        payload = decode_payload(history.store.get(key))
+        if payload.items[0].num_entries:
+            break
+    payload.items[0].values[0] ^= 1
     data = encode_payload(
-        payload.items, attempt=attempt, owner=0, sequence=0, run=run, catalogue=payload.catalogue
-    )
+        payload.items, attempt=manifest.attempt, owner=0, sequence=ref.sequence, run=run,
+        catalogue=payload.catalogue,
+    )  # fmt: skip
     history.store.delete(key)
     history.store.put(key, data)
