@@ -1,8 +1,10 @@
 """Asynchronous mode behind a real service: who serves what meanwhile, and what retries reuse (R19, P6)."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.small_runs import CONFIG, NAMES, SmallRun, words
@@ -14,6 +16,7 @@ from dcr.commit.staged import STAGED_TRIES
 from dcr.errors import AttemptFailed, Conflict, StoreError
 from dcr.model import Encoding, Manifest
 from dcr.receiver.area import Room, StagingArea
+from dcr.refit.pump import Pump
 from dcr.transport.collect import collect_between, named_earlier
 from dcr.transport.replay import replay
 
@@ -64,6 +67,40 @@ def test_everybody_serves_v_until_the_last_payload_is_staged_everywhere(run: Sma
         assert served[f"coordinator.{name}"] == [None, None, None], name
     assert served["coordinator.fold_in.before"] == [1, 1, 1], "the record decides, not the trackers"
     assert encodings(run, report.manifest) == {Encoding.DELTA16}
+    committed(run, report)
+
+
+def test_requests_leases_and_audits_go_on_while_a_payload_is_on_its_way(run: SmallRun) -> None:
+    receiver, inner = run.receivers["runtime-0"], run.fleet.store.get
+    under_way, arrive = threading.Event(), threading.Event()
+
+    def slow(key: str) -> bytes:
+        if "/payload/1-" in key and threading.current_thread().name == "pump":
+            under_way.set()
+            assert arrive.wait(30)
+        return inner(key)
+
+    run.fleet.store.get = slow  # type: ignore[method-assign]
+    pump = Pump(receiver.agent, idle_s=0.001)
+    seen: list[object] = []
+
+    def meanwhile() -> None:
+        assert under_way.wait(30)
+        seen.extend([receiver.served(), run.renew(), receiver.agent.audit().version])
+        arrive.set()
+
+    stage = receiver.agent.stage
+
+    def staging(*args: Any, **named: Any) -> None:
+        stage(*args, **named)
+        pump._begin(named["attempt"])
+
+    receiver.agent.stage = staging  # type: ignore[method-assign]
+    run.before["runtime-0", "staged"] = meanwhile
+    report = run.sync()
+    pump.close()
+    assert seen == [0, [], 0]
+    assert report.num_attempts == 1
     committed(run, report)
 
 
