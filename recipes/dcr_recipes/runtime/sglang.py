@@ -15,6 +15,7 @@ from dcr_recipes.runtime.ports import CacheCounts, Group, Probed
 T = TypeVar("T")
 _POLL_S = 0.002
 _WAY_S = 60.0
+_HALF = 1 << 63
 
 
 class _Asked(NamedTuple):
@@ -138,7 +139,7 @@ class SglangEngine:
 def _params(seed: int, max_new_tokens: int, temperature: float) -> dict[str, Any]:
     return {
         "temperature": temperature,
-        "sampling_seed": seed,
+        "sampling_seed": (seed + _HALF) % (2 * _HALF) - _HALF,  # the same 64 bits, signed
         "max_new_tokens": max_new_tokens,
         "ignore_eos": True,  # a fixed shape; the caller masks what comes after the end
     }

@@ -25,10 +25,11 @@ def register() -> None:
 
     if os.environ.get(SEEDED) != "1" or torch.cuda.is_available():
         return
-    from sglang.srt.arg_groups.choices import add_deterministic_attention_backend_choices
+    from sglang.srt.arg_groups import choices
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    add_deterministic_attention_backend_choices(["torch_native"])
+    choices.add_deterministic_attention_backend_choices(["torch_native"])
+    choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     HookRegistry.register(_SAMPLER, draw, HookType.REPLACE)
     HookRegistry.register(_KERNELS, _keep_kernels, HookType.REPLACE)
 
@@ -47,7 +48,7 @@ def _gumbel(num: int, seed: int, position: int) -> "torch.Tensor":
     """Standard Gumbel noise [num] float64: whose largest sum with log probabilities is a draw of them."""
     import torch
 
-    generator = torch.Generator().manual_seed((seed + (position + 1) * _MIX) % (1 << 63))
+    generator = torch.Generator().manual_seed((seed + (position + 1) * _MIX) % (1 << 64))
     uniform = torch.rand(num, generator=generator, dtype=torch.float64)
     noise: torch.Tensor = -torch.log(-torch.log(uniform.clamp_min(torch.finfo(torch.float64).tiny)))
     return noise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lanes.vllm.test_recipe import DRIVER
+from tests.lanes.shared.recipe import DRIVER
 
 _START_S = 600
 

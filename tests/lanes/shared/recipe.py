@@ -1,0 +1,73 @@
+"""``dcr grpo`` with an engine: one seed gives one run, whether refits are deltas or dense or workers die."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CORE = Path(sys.prefix).parent / ".venv/bin/python"
+DRIVER = _CORE if _CORE.exists() else Path(sys.executable)
+"""The trainer's environment where there is one; a lane's has all that the tiny run needs."""
+KILLS = (
+    ["faults.kill=[runtime-1.rank-0:receiver.item.after:3:1]"],  # in mid-apply of the first refit
+    ["faults.kill_runtime_every=2"],
+)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended well. ``rows`` are its metrics, ``shown`` what it printed."""
+
+    folder: Path
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+    shown: str
+
+
+def finished(folder: Path, *words: str) -> Finished:
+    """Run ``dcr grpo model=tiny`` with ``words`` into ``folder``."""
+    argv = [str(DRIVER), "-m", "dcr_recipes.cli", "grpo", "model=tiny", f"run_dir={folder}", *words]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=900, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return Finished(folder, json.loads((folder / "summary.json").read_text()), rows, done.stdout)
+
+
+def assert_same(ours: Finished, theirs: Finished) -> None:
+    """Tokens, rewards and weights are equal, and so is everything that follows from them."""
+    for key in ("token_digest", "rewards", "weights_digest", "final_version", "differing_bits"):
+        assert ours.summary[key] == theirs.summary[key], key
+    for left, right in zip(ours.rows, theirs.rows, strict=True):
+        assert left["rollout/token_digest"] == right["rollout/token_digest"]
+
+
+def check_refits(run: Finished, steps: int, *, instances: int = 2) -> None:
+    """Every refit changes bits, leaves none different, and leaves nothing in the cache."""
+    assert [row["version"] for row in run.rows] == list(range(1, steps + 1))
+    assert all(row["refit/changed_fraction"] > 0 for row in run.rows)
+    check_proven(run)
+    assert all(row["refit/payload_bytes"] < row["refit/dense_bytes"] / 2 for row in run.rows)
+    assert len(set(run.summary["rewards"])) == steps
+    # The probe of before a refit finds its prompt in the cache; after it, nothing of it is left.
+    assert all(row["runtime/prompt_cache_hits"] == instances * (row["step"] - 1) for row in run.rows)
+
+
+def check_proven(run: Finished) -> None:
+    """Every byte of every instance was compared at every version, and none differs."""
+    assert all((row["verify/differing_bits"], row["verify/share"]) == (0, 1.0) for row in run.rows)
+
+
+def check_logprobs(run: Finished) -> None:
+    """The policy computes nearly what the engines said."""
+    assert all(0 <= row["train/gen_kl_error"] < 0.01 for row in run.rows)
+
+
+def check_killed(run: Finished, dense: Finished) -> None:
+    """Workers were killed, the others repaired, and nothing else is different."""
+    assert "restarted" in run.shown
+    assert any(row["refit/attempts"] > 1 for row in run.rows), "the other instance was repaired"
+    assert_same(run, dense)
