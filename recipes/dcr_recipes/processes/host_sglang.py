@@ -21,7 +21,7 @@ from dcr_recipes.launch.group import watch_group
 from dcr_recipes.models.build import served_config
 from dcr_recipes.processes.border import Context
 from dcr_recipes.processes.host import Host
-from dcr_recipes.processes.serving import site
+from dcr_recipes.processes.serving import refit_of, site
 from dcr_recipes.processes.worker_ranks import ranks_of
 from dcr_recipes.runtime import rank_faults
 from dcr_recipes.runtime.ranks import RanksStorage
@@ -50,7 +50,7 @@ def build(context: Context) -> Host:
             record,
             ranks=lambda catalogue: ranks_of(context, workers, catalogue),
             gate=gate,
-            config=context.config.refit_config(),
+            config=refit_of(context),
         )
 
     return Host(serving, RanksStorage(workers), gate, receive)
