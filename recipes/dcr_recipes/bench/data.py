@@ -106,6 +106,8 @@ class AdamW:
 
     def _drawn(self, rng: np.random.Generator, num_elements: int) -> Float32:
         start = int(rng.integers(self._updates.size))
+        if num_elements < self._updates.size:  # the same, without turning all of it
+            return self._updates[(np.arange(num_elements) - start) % self._updates.size]
         return np.resize(np.roll(self._updates, start), num_elements)
 
     def _fit(self, rate: float, rng: np.random.Generator) -> float:
