@@ -60,6 +60,34 @@ def test_a_crash_at_any_point_changes_nothing_in_the_end(world: World, point: st
             assert_repaired_by_overwrites(world, report)
 
 
+UNTOUCHED = [
+    "coordinator.stage.after", "coordinator.staged.before", "coordinator.staged.after",
+    "coordinator.mark_opened.before", "receiver.hold",
+]  # fmt: skip
+OPENED = ["coordinator.mark_opened.after", "coordinator.open_apply.after", "receiver.payload.before"]
+
+
+@pytest.mark.parametrize("point", [*UNTOUCHED, *OPENED])
+def test_a_crash_in_asynchronous_mode_changes_nothing_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Before the opened mark retries reuse what is stored and send differences; after it, overwrites."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    world = World(tmp_path, mode="async")
+    world.create()
+    world.drive(1)
+    for step, nth in ((2, 1), (3, 2)):
+        deaths = len(world.deaths)
+        with observe.listening(served_is_whole(world)), crashing(point, nth) as passed:
+            report = world.drive(step)
+        assert len(world.deaths) - deaths == (passed[point] >= nth), f"nobody died at {point} #{nth}"
+        assert_committed(world, step)
+        if report is not None and len(world.deaths) > deaths:
+            assert report.manifest.overwrite_only == (point in OPENED)
+    world.drive(4)
+    assert_committed(world, 4)
+
+
 @pytest.mark.parametrize("point", ["owner.task.after", "owner.publish.before"])
 def test_a_crash_of_one_thread_of_a_pipeline_kills_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str

@@ -99,6 +99,7 @@ class World:
     plane: ControlPlane = field(default_factory=MemoryControlPlane)
     codec: CodecConfig = field(default_factory=_in_order)
     check: str = "written"
+    mode: str = "sync"
     slice_bytes: int = 1 << 20
     service: CoordinatorService = field(init=False)
     sources: list[ToySource] = field(init=False)
@@ -254,7 +255,7 @@ class World:
         return None
 
     def _coordinator(self) -> CoordinatorService:
-        config = CommitConfig(max_attempts=4, retry_pause_s=0.0)
+        config = CommitConfig(max_attempts=4, retry_pause_s=0.0, mode=self.mode)
         endpoints = {name: Mortal(name, self) for name in (*OWNERS, *RECEIVERS)}
         driver = Driver(self.plane, self.archive, endpoints, self.catalogue.run, pause=lambda _: None)
         return CoordinatorService(driver, config, Roster(OWNERS, RECEIVERS))
