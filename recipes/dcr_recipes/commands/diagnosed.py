@@ -61,22 +61,18 @@ def of_run(root: Path | None) -> Diagnosed:
     Raises:
         ConfigError: there is no run.
     """
-    from dcr.commit.remote import HttpCaller
     from dcr_recipes.commands.opened import open_run
     from dcr_recipes.processes.serving import runtime_names
 
     opened = open_run(root)
-    caller = HttpCaller(opened.site.peers)
     instances: dict[str, ReceiverDiagnosis] = {}
     away: dict[str, str] = {}
-    try:
+    with opened.caller() as caller:
         for name in runtime_names(opened.config):
             try:
                 instances[name] = caller(name, "diagnose", ReceiverDiagnosis, _ANSWER_S, {})
             except RefitError as err:
                 away[name] = str(err)
-    finally:
-        caller.close()
     return Diagnosed(instances, away)
 
 

@@ -1,10 +1,13 @@
 """A run folder as a command that only looks at it sees it."""
 
 import atexit
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dcr.commit.control_plane.base import ControlPlane
+from dcr.commit.remote import HttpCaller
 from dcr.errors import ConfigError, MissingObject
 from dcr.model import ControlState
 from dcr.refit import Site
@@ -25,6 +28,15 @@ class OpenedRun:
     def state(self) -> ControlState:
         """What the control plane holds now."""
         return self.plane.read(self.site.run)
+
+    @contextmanager
+    def caller(self) -> Iterator[HttpCaller]:
+        """Asks the run's processes, wherever they are now."""
+        caller = HttpCaller(self.site.peers)
+        try:
+            yield caller
+        finally:
+            caller.close()
 
 
 def open_run(root: Path | None) -> OpenedRun:

@@ -57,23 +57,21 @@ def ask(opened: "OpenedRun") -> "Rollback":
         ConfigError: no coordinator of the run answers.
     """
     from dcr.commit.context import Rollback
-    from dcr.commit.remote import HttpCaller
     from dcr.errors import ConfigError, Unreachable
     from dcr.model import CommitRecord
 
-    commit, caller = opened.config.commit, HttpCaller(opened.site.peers)
-    coordinator = opened.site.coordinator(commit, caller)
+    commit = opened.config.commit
     try:
-        coordinator.patiently("record", CommitRecord, _FIND_S)
-        longest_s = commit.restore_deadline_s + 2 * commit.fence_deadline_s
-        return coordinator.now("rollback", Rollback, longest_s)
+        with opened.caller() as caller:
+            coordinator = opened.site.coordinator(commit, caller)
+            coordinator.patiently("record", CommitRecord, _FIND_S)
+            longest_s = commit.restore_deadline_s + 2 * commit.fence_deadline_s
+            return coordinator.now("rollback", Rollback, longest_s)
     except Unreachable as err:
         raise ConfigError(
             f"no coordinator of {opened.folder.root} answers ({err}): without one nothing is served; continue"
             " the run with resume=true, which restores its runtimes"
         ) from None
-    finally:
-        caller.close()
 
 
 def findings(done: "Rollback") -> list[Finding]:

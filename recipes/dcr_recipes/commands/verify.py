@@ -66,17 +66,13 @@ def check_receivers(opened: "OpenedRun") -> list[Finding] | None:
 
     While one is alive the other members must be too: the run requires them. What is no member serves nothing.
     """
-    from dcr.commit.remote import HttpCaller
     from dcr_recipes.commands.receivers import Auditor
     from dcr_recipes.processes.serving import runtime_names
 
-    caller = HttpCaller(opened.site.peers)
-    try:
+    with opened.caller() as caller:
         auditor = Auditor(opened.site, opened.plane, caller)
         members = opened.state().members
         answers = {name: auditor.check(name) for name in members}
-    finally:
-        caller.close()
     if not any(answers.values()):
         return None
     left_out = [name for name in runtime_names(opened.config) if name not in members]

@@ -28,13 +28,6 @@ KILLS = (
 so does its successor, unless that is the one that was restarted."""
 
 
-@pytest.fixture(scope="module")
-def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd3"), 3)
-    yield cluster
-    cluster.stop()
-
-
 @pytest.fixture
 def on_etcd(three_nodes: EtcdCluster, tmp_path: Path) -> Iterator[Fleet]:
     control = ControlSpec("etcd", endpoints=three_nodes.endpoints)

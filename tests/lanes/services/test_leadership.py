@@ -1,7 +1,6 @@
 """Who coordinates, decided by real etcd clusters of one and three nodes, one of them killed."""
 
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,20 +13,6 @@ from dcr.testing.leadership_suite import RUN, LeadershipContract, Race, SharedLe
 
 _LEASE_S = 2.0
 """etcd's shortest, by its election time-out."""
-
-
-@pytest.fixture(scope="module")
-def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd1"), 1)
-    yield cluster
-    cluster.stop()
-
-
-@pytest.fixture(scope="module")
-def three_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd3"), 3)
-    yield cluster
-    cluster.stop()
 
 
 def race_at(cluster: EtcdCluster, folder: Path) -> Race:

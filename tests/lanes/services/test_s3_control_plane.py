@@ -1,21 +1,20 @@
 """The control plane by conditional writes on a real S3 server: the common contract, and lost answers."""
 
-import multiprocessing
 from dataclasses import replace
 from functools import partial
 
 import pytest
+from tests.lanes.services.writers import Writers
 
 from dcr.commit.control_plane.s3 import S3ControlPlane
 from dcr.commit.transitions import take_over
 from dcr.errors import ConfigError, Conflict, OutcomeUnknown, StoreError
 from dcr.model import new_nonce
-from dcr.testing.claims import claim_many, resolve
+from dcr.testing.claims import resolve
 from dcr.testing.control_plane_suite import (
     RUN,
     OpenPlane,
     SharedControlPlaneContract,
-    drain,
     first_state,
 )
 from dcr.testing.s3_faults import Fault, FaultyProxy
@@ -120,23 +119,10 @@ def test_wrong_credentials_are_not_tried_again(
 def test_a_killed_server_loses_and_duplicates_nothing(server: S3Server, address: S3Address) -> None:
     """Four processes, ``kill -9`` in the midst of their commits, a restart."""
     open_plane = partial(S3ControlPlane, address, timeout_s=2.0)
-    open_plane().create(first_state())
-    spawn = multiprocessing.get_context("spawn")
-    pipes = [spawn.Pipe(duplex=False) for _ in range(_WRITERS)]
-    workers = [spawn.Process(target=claim_many, args=(open_plane, RUN, _CLAIMS, to)) for _, to in pipes]
-    for worker in workers:
-        worker.start()
-    for _, to in pipes:
-        to.close()
-    won = [pipe.recv() for pipe, _ in pipes for _ in range(5)]
+    writers = Writers(open_plane, num_writers=_WRITERS, num_claims=_CLAIMS)
+    won = writers.first(5)
     server.kill()
     server.start()
-    for pipe, _ in pipes:
-        won += drain(pipe)
-    for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
-    revisions = [revision for revision, _ in won]
+    won += writers.finish()
     assert len(won) == _WRITERS * _CLAIMS
-    assert len(set(revisions)) == len(revisions), "two writers believe to have won one revision"
-    assert max(revisions) <= open_plane().read(RUN).revision, "an acknowledged commit is lost"
+    writers.check(won)
