@@ -13,7 +13,7 @@ from dcr import observe
 from dcr.codec import decode_payload
 from dcr.commit.context import TransitionReport
 from dcr.commit.staged import STAGED_TRIES
-from dcr.errors import AttemptFailed, Conflict, StoreError
+from dcr.errors import AttemptFailed, ConfigError, Conflict, StoreError
 from dcr.model import Encoding, Manifest
 from dcr.receiver.area import Room, StagingArea
 from dcr.refit.pump import Pump
@@ -229,6 +229,11 @@ def test_a_disk_that_was_full_costs_one_attempt_and_no_download(run: SmallRun, t
     assert report.num_attempts == 2
     committed(run, report)
     assert [path.name for path in (tmp_path / "spill").iterdir()] == []
+
+
+def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="sync, async"):
+        SmallRun(tmp_path, replace(CONFIG, mode="later"))
 
 
 def test_replaced_and_unknown_attempts_are_refused(run: SmallRun) -> None:

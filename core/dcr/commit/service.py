@@ -10,7 +10,7 @@ from dcr.commit.driver import Driver
 from dcr.commit.giving_up import rollback
 from dcr.commit.lifecycle import FIRST_EPOCH, admit, already_exists, create_run, go_on, take_over
 from dcr.commit.membership import check_name, grant_lease, leave_run
-from dcr.config import CommitConfig
+from dcr.config import MODES, CommitConfig
 from dcr.errors import ConfigError, MissingObject, Unreachable
 from dcr.model import (
     AttemptId,
@@ -42,6 +42,9 @@ class CoordinatorService:
         nonce: Callable[[], str] = new_nonce,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        """Do nothing yet. Raises ConfigError: ``config.mode`` is no choice."""
+        if config.mode not in MODES:
+            raise ConfigError(f"commit.mode: {config.mode!r} is not a choice; accepted: {', '.join(MODES)}")
         self._driver = driver
         self._config = config
         self._roster = roster
