@@ -28,7 +28,7 @@ class Degrees:
 def megatron_learner(start: "Start", degrees: Degrees) -> MegatronLearner:
     """Put ``start``'s model (FP32, equal on all ranks) into Megatron over the default process group.
 
-    BF16 parameters, FP32 masters that begin at their values, Adam.
+    FP32 masters are the start's weights, parameters their BF16 values; Adam.
 
     Raises:
         ConfigError: no bridge knows the model, or the batch cannot be shared evenly.
@@ -43,11 +43,13 @@ def megatron_learner(start: "Start", degrees: Degrees) -> MegatronLearner:
     num_groups = start.settings.groups_per_rank(parallel_state.get_data_parallel_world_size())
     with tempfile.TemporaryDirectory(prefix="dcr-start-") as folder:
         bridge = _bridge(start.model, Path(folder))
-        chunks = [_chunk(bridge, degrees)]
-        optimizer = _optimizer(chunks, start.settings)
-        bridge.load_hf_weights(chunks)
+        model = _stage(bridge, degrees)
+        bridge.load_hf_weights([model])
         bridge.hf_pretrained.state  # noqa: B018 -- names of the checkpoint are read before it is removed
-    optimizer.reload_model_params()
+    masters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    chunks = [_in_data_parallelism(model)]
+    optimizer = _optimizer(chunks, start.settings)
+    optimizer.reload_model_params(masters)
     num_rows = {name: tensor.shape[0] for name, tensor in start.model.state_dict().items()}
     return MegatronLearner(Parts(bridge, chunks, optimizer, num_rows), start.settings, num_groups)
 
@@ -63,17 +65,16 @@ def _bridge(model: torch.nn.Module, folder: Path) -> Any:
         raise ConfigError(f"model: no Megatron-Bridge knows it: {' '.join(str(err).split())}") from None
 
 
-def _chunk(bridge: Any, degrees: Degrees) -> torch.nn.Module:
-    """This rank's stage, in data parallelism; its weights are zero."""
+def _stage(bridge: Any, degrees: Degrees) -> Any:
+    """This rank's stage in FP32; its weights are zero."""
     from megatron.core import parallel_state
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-    from megatron.core.transformer.module import Float16Module
 
     provider = local_provider(bridge)
     provider.tensor_model_parallel_size = degrees.tensor
     provider.pipeline_model_parallel_size = degrees.pipeline
     provider.sequence_parallel = False
     provider.bf16 = True
+    provider.params_dtype = torch.float32
     provider.pipeline_dtype = torch.bfloat16
     provider.variable_seq_lengths = degrees.pipeline > 1  # prompts in words have their own lengths
     provider.should_pad_vocab = degrees.tensor > 1
@@ -84,8 +85,18 @@ def _chunk(bridge: Any, degrees: Degrees) -> torch.nn.Module:
         )
     for parameter in model.parameters():
         parameter.data.zero_()  # padded rows are loaded from nowhere
+    return model
+
+
+def _in_data_parallelism(model: Any) -> torch.nn.Module:
+    """``model`` with BF16 parameters, from now on."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.transformer.module import Float16Module
+
+    config = model.config
+    config.params_dtype = torch.bfloat16
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, overlap_grad_reduce=False)
-    made: torch.nn.Module = DistributedDataParallel(provider, ddp, Float16Module(provider, model))
+    made: torch.nn.Module = DistributedDataParallel(config, ddp, Float16Module(config, model))
     return made
 
 

@@ -62,6 +62,10 @@ def main() -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         start = Start(build_tiny(SIZES, 0), random_tokens(SETTINGS, SIZES.vocabulary), SETTINGS)
         learner = megatron_learner(start, Degrees())
+        masters = [each for name, each in learner.capture().items() if name.endswith("/master")]
+        begins = torch.cat([each.reshape(-1) for each in masters]).sort().values
+        weights = torch.cat([each.reshape(-1) for each in start.model.parameters()]).sort().values
+        same = bool(torch.equal(begins, weights)), not torch.equal(weights, weights.bfloat16().float())
         theirs = reference(start.model.to(torch.bfloat16), batch(1))
         learned = learner.learn(batch(1))
         saved = {name: tensor.clone() for name, tensor in learner.capture().items()}
@@ -74,7 +78,7 @@ def main() -> None:
         learner.learn(batch(2))
         found.append([state_digest(learner.capture()), weights_digest(learner.gather())])
     ours = float(learned.sums[0]), learned.grad_norm
-    sys.stdout.write("\n" + json.dumps({"ours": ours, "theirs": theirs, "found": found}))
+    sys.stdout.write("\n" + json.dumps({"ours": ours, "theirs": theirs, "found": found, "same": same}))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ def test_loss_and_gradient_are_those_of_transformers(found: dict[str, Any]) -> N
     assert norm == pytest.approx(their_norm, rel=0.001)
 
 
+def test_masters_are_the_models_own_weights_between_the_served_values(found: dict[str, Any]) -> None:
+    assert found["same"] == [True, True]
+
+
 def test_a_captured_state_is_where_training_goes_on(found: dict[str, Any]) -> None:
     second, first_install, third, second_install, again = found["found"]
     assert first_install[0] == first_install[1] == second_install[0] == second_install[1]
