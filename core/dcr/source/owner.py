@@ -183,7 +183,7 @@ class OwnerAgent:
             work = Work(record.attempt, -1, self._baseline.tasks, self._converter.anchor, check)
             with observe.span("owner.planes", owner=self._rank, version=record.version):
                 close = publish_payloads(work, lane)
-        close_list(close, lane)
+        outlet.close(close)
         return close
 
     def fence(self, attempt: AttemptId, record: CommitRecord) -> OwnerReport:

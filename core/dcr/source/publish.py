@@ -68,6 +68,11 @@ class Work:
     known: Mapping[int, PayloadRef] = field(default_factory=dict)
     note: Callable[[PayloadRef], None] = lambda ref: None
 
+    @property
+    def name(self) -> str:
+        """The attempt, for traces; a later anchor is no part of the attempt that committed its version."""
+        return f"anchor-{self.attempt}" if self.parent < 0 < self.attempt.version else str(self.attempt)
+
 
 def publish_payloads(work: Work, lane: Lane) -> OwnerClose:
     """Publish bucket by bucket while comparing; returns the list, still to be closed with ``close_list``.
@@ -186,4 +191,4 @@ class _Job:
 
     @property
     def _where(self) -> dict[str, object]:
-        return {"owner": self.lane.owner, "attempt": str(self.work.attempt)}
+        return {"owner": self.lane.owner, "attempt": self.work.name}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from dcr.errors import IntegrityError, MissingObject, PayloadError, StoreError
+from dcr.errors import ConfigError, IntegrityError, MissingObject, PayloadError, StoreError
 from dcr.model import RunId, from_json, new_nonce, to_json
 from dcr.transport.base import ObjectStore
 from dcr.transport.keys import READER, reader_key
@@ -105,7 +105,7 @@ class _Held:
         lease = Lease(self._version, int(self._renewed_at + self._lease_s) + 1)
         try:
             self._store.put(key, to_json(lease))
-        except StoreError as err:
+        except (ConfigError, StoreError) as err:  # wrong credentials are a mistake of the configuration
             _log.warning("version %d is read without a lease, pruning may end it: %s", self._version, err)
             return
         self._key = key

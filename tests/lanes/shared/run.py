@@ -11,6 +11,7 @@ from dcr.config import RefitConfig
 from dcr.model import (
     GENESIS,
     AttemptId,
+    AuditTable,
     Bits,
     Catalogue,
     Classification,
@@ -50,7 +51,8 @@ class Run:
         self._number = 0
         self._refs: dict[AttemptId, list[PayloadRef]] = {}
         nothing = {name: ~bits for name, bits in first.items()}
-        manifest = self.publish(GENESIS, delta_items(catalogue, nothing, first))
+        items = delta_items(catalogue, nothing, first)
+        manifest = self.publish(GENESIS, items, audit=audit_of(catalogue, first))
         self.commit(GENESIS, manifest, first)
 
     def setup(self) -> Configure:
@@ -95,8 +97,8 @@ class Run:
             self._refs.setdefault(attempt, []).append(ref)
         return found
 
-    def publish(self, attempt: AttemptId, items: Sequence[Item]) -> str:
-        """Some payloads and the manifest that lists them; returns its digest."""
+    def publish(self, attempt: AttemptId, items: Sequence[Item], *, audit: AuditTable | None = None) -> str:
+        """Some payloads and the manifest that lists them; returns its digest; ``audit`` proves it."""
         self.payloads(attempt, items)
         refs = self._refs[attempt]
         parent = self.records[attempt.version - 1] if attempt.version else None
@@ -107,9 +109,16 @@ class Run:
             parent=(parent.attempt, parent.manifest) if parent else None,
             catalogue=self.catalogue.digest(),
             overwrite_only=attempt == GENESIS,
-            owners=(OwnerClose(attempt, 0, tuple(refs), {}, 0, 0, ""),),
+            owners=(OwnerClose(attempt, 0, tuple(refs), audit or {}, 0, 0, ""),),
         )
         return self.site.archive.put_object("manifest", to_json(manifest))
+
+    def commit_unseen(self, new: Version, encoding: Encoding) -> CommitRecord:
+        """A version that no receiver of the test takes part in."""
+        attempt, classes = self.next_attempt(), dict.fromkeys(self.catalogue.by_name(), PathClass.XOR)
+        items = items_of(self.catalogue, self.newest, new, classes, encoding)
+        manifest = self.publish(attempt, items, audit=audit_of(self.catalogue, new))
+        return self.commit(attempt, manifest, new)
 
     def commit(self, attempt: AttemptId, manifest: str, version: Version) -> CommitRecord:
         """The next record."""
