@@ -59,7 +59,7 @@ class Options:
 def quick(options: Options) -> Options:
     """The same in seconds: a tiny model, one refit of each."""
     return Options(
-        rates=options.rates[:1], nodes=options.nodes[:1], modes=options.modes[:1],
+        rates=options.rates[:1], nodes=options.nodes[:1], modes=options.modes,
         transport=options.transport, num_warm=1, num_timed=1, num_references=options.num_references,
         sizes=Sizes(bucket_mib=1, chunk_mib=1, quick=True), link=options.link, limiter=options.limiter,
     )  # fmt: skip

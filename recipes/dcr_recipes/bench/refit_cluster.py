@@ -130,8 +130,15 @@ class Cluster:
 
     def peaks(self) -> dict[str, int]:
         """Largest resident set of each process, in bytes."""
+        return self._by_name("peak")
+
+    def forget_peaks(self) -> dict[str, int]:
+        """Let peaks begin anew; the resident set of each process now, in bytes."""
+        return self._by_name("forget_peak")
+
+    def _by_name(self, call: str) -> dict[str, int]:
         running = [*self.owners, *self.nodes, *([self._coordinator] if self._coordinator else [])]
-        return {process.name: peak for process in running for peak in all_of([process], "peak")[0]}
+        return {process.name: all_of([process], call)[0][0] for process in running}
 
     def _begun(self, stack: ExitStack, role: str, index: int, setup: Setup) -> Started:
         process = Started(role, index, setup)

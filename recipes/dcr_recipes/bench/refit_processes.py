@@ -50,7 +50,7 @@ def run_process(pipe: "Connection", role: str, index: int, setup: Setup) -> None
     with recording(setup.folder, name, 1, trace=True), ExitStack() as stack:
         process = made(index, setup)
         stack.callback(process.close)
-        serve_calls(pipe, {**process.calls(), "peak": peak_bytes})
+        serve_calls(pipe, {**process.calls(), "peak": peak_bytes, "forget_peak": forget_peak})
 
 
 def peak_bytes() -> int:
@@ -59,6 +59,12 @@ def peak_bytes() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
     return 0
+
+
+def forget_peak() -> int:
+    """Let the peak begin anew; the resident set now, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return peak_bytes()
 
 
 class Owner:
@@ -138,11 +144,13 @@ class Node:
         self._agent: ReceiverAgent | None = None
         self._stack = ExitStack()
         self._pauses: list[float] = []
+        self._slowness = 0.0
         self._stack.enter_context(observe.listening(self._note))
 
     def calls(self) -> Calls:
         """By name."""
-        return {call.__name__: call for call in (self.start, self.download, self.pauses, self.table)}
+        calls = (self.start, self.download, self.pauses, self.slow_down, self.table)
+        return {call.__name__: call for call in calls}
 
     def start(self) -> str:
         """Make the model, join the run and be brought to its version."""
@@ -174,6 +182,10 @@ class Node:
         found, self._pauses = self._pauses, []
         return found
 
+    def slow_down(self, factor: float) -> None:
+        """Decode and apply ``factor`` times as slowly from now on."""
+        self._slowness = factor - 1
+
     def table(self) -> AuditTable:
         """Digests of everything resident."""
         assert self._agent is not None, "start comes first"
@@ -186,6 +198,8 @@ class Node:
     def _note(self, event: observe.Event) -> None:
         if event.name == "receiver.pause":
             self._pauses.append((event.end_ns - event.start_ns) / 1e9)
+        if self._slowness and event.name in ("receiver.decode", "receiver.apply"):
+            time.sleep(self._slowness * (event.end_ns - event.start_ns) / 1e9)
 
 
 class Coordination:
