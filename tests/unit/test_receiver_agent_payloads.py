@@ -132,3 +132,21 @@ def test_an_item_cut_short_fails_the_attempt_even_if_nobody_says_so(site: Site) 
         site.agent.pump()
     with pytest.raises(AttemptFailed, match="begun and never finished"):
         site.agent.finish(attempt, site.manifest(attempt, refs))
+
+
+def test_one_decoded_payload_is_held_at_a_time(site: Site) -> None:
+    """Each is applied before the next one is decoded: memory does not follow what is visible (R8)."""
+    attempt, refs = opened(site, 1, 2)
+    assert len(refs) > 1
+    seen: list[tuple[str, object]] = []
+
+    def listen(event: observe.Event) -> None:
+        if event.name in ("receiver.decode", "receiver.apply"):
+            seen.append((event.name, event.fields["sequence"]))
+
+    with observe.listening(listen):
+        assert site.agent.pump() == len(refs)
+    order = [ref.sequence for ref in refs]
+    assert seen == [(name, n) for n in order for name in ("receiver.decode", "receiver.apply")]
+    site.agent.finish(attempt, site.manifest(attempt, refs))
+    assert site.holds(1)
