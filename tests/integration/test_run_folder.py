@@ -57,6 +57,9 @@ def test_rows_tell_seconds_by_stage_and_the_entropy_bound(run: tuple[RunFolder, 
         assert (times["audit"] > 0) == (row["refit/attempts"] > 1), (
             "a repair is audited whole, nothing else is"
         )
+        latency, *bounds = (row[f"bounds/{name}_s"] for name in ("latency", "construction", "transport"))
+        assert all(0 < bound < latency for bound in bounds)
+        assert 0 < row["bounds/finalization_s"] < latency < row["refit/seconds"]
         assert 0 < row["refit/entropy_bound_bytes"] < row["refit/payload_bytes"] < row["refit/dense_bytes"]
         assert (row["verify/share"], row["verify/differing_bits"]) == (0.1, 0)
 

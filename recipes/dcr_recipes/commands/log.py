@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dcr.transport.base import Anchor
 
 Row: TypeAlias = dict[str, Any]
-_FILE_COLUMNS = 140
+_FILE_COLUMNS = 180
 _SHOWN_DIGITS = 12
 
 
