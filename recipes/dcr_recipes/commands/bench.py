@@ -111,6 +111,15 @@ def _construct(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
     text = "constructing all payloads of a checkpoint, by codec, with CPU seconds of every stage"
     parser = _bench(benches, "construct", text)
+    _modes(parser)
+    _mib(parser, "MiB of the checkpoint (default 1024); takes three times as much memory, --modes four")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="where the trackers' file goes (default: the system's)"
+    )
+    parser.set_defaults(bench=bench)
+
+
+def _modes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--modes",
         action="store_true",
@@ -125,11 +134,6 @@ def _construct(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         metavar="N",
         help="ranks of --modes: 1, 2 or 4 (default 4)",
     )
-    _mib(parser, "MiB of the checkpoint (default 1024); takes three times as much memory, --modes four")
-    parser.add_argument(
-        "--dir", type=Path, metavar="DIR", help="where the trackers' file goes (default: the system's)"
-    )
-    parser.set_defaults(bench=bench)
 
 
 def _codec(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

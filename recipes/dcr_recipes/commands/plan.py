@@ -35,6 +35,15 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         "--hf-config", type=Path, required=True, metavar="FILE", help="config.json of a model"
     )
     parser.add_argument("--trainer", choices=("fsdp", "megatron"), required=True)
+    _add_layout(parser)
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of served parameters")
+    parser.add_argument("--rate", type=float, default=0.01, help="share of elements that a step changes")
+    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks instead of one-line errors")
+    parser.set_defaults(command=run)
+
+
+def _add_layout(parser: argparse.ArgumentParser) -> None:
     for name, text in _DEGREES.items():
         parser.add_argument(_flag(name), type=int, default=1, metavar="N", help=f"{text} (default 1)")
     parser.add_argument(
@@ -49,11 +58,6 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="balanced cuts large shards over their replicas; published gives each to one, by a hash"
         " (default: published with that classification, else balanced)",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of served parameters")
-    parser.add_argument("--rate", type=float, default=0.01, help="share of elements that a step changes")
-    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks instead of one-line errors")
-    parser.set_defaults(command=run)
 
 
 _DEGREES = {
