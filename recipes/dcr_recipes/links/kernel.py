@@ -19,7 +19,8 @@ from dcr_recipes.links.bucket import DEFAULT_BURST_BYTES
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _DEVICE = "lo"
 _UNLIMITED_BIT_S = 100_000_000_000
-_QUEUED_BYTES = 8 << 20
+_QUEUED_S = 0.1
+"""What may wait in front of a bucket; more would keep small requests behind large answers for seconds."""
 _MOST_LINKS = 250
 _PROBE = "from dcr_recipes.links.kernel import enter, KernelLink; enter(); KernelLink(1).limit(1_000_000)"
 
@@ -82,7 +83,8 @@ class KernelLink:
     def limit(self, rate_bytes_s: float) -> None:
         """Change the rate of both directions; 0: no limit. Raises ConfigError as the constructor."""
         bits = round(8 * rate_bytes_s) or _UNLIMITED_BIT_S
-        bucket = ("tbf", "rate", f"{bits}bit", "burst", str(self.burst_bytes), "limit", str(_QUEUED_BYTES))
+        queued_bytes = 2 * self.burst_bytes + round(_QUEUED_S * rate_bytes_s)
+        bucket = ("tbf", "rate", f"{bits}bit", "burst", str(self.burst_bytes), "limit", str(queued_bytes))
         for number in self._classes:
             leaf = ("parent", f"1:{number:x}", "handle", f"{number + 1:x}0:")
             _run("tc", "qdisc", "replace", "dev", _DEVICE, *leaf, *bucket)
