@@ -157,6 +157,15 @@ def test_when_the_deltas_outgrow_a_share(tmp_path: Path) -> None:
     assert committed(made, tmp_path, ChainConfig(anchor_share=0), range(4, 8)) == []
 
 
+def test_a_chain_that_is_found_broken_gets_an_anchor_to_go_on_from(tmp_path: Path) -> None:
+    made = grown(tmp_path)
+    next(tmp_path.glob(f"*/manifest/{made.records[3].manifest}")).unlink()
+    with pytest.raises(IntegrityError, match="version 3: manifest"):
+        rebuilt(made, 6)
+    assert committed(made, tmp_path, ChainConfig(anchor_every=100), range(6, 8)) == [6]
+    assert [manifest.attempt.version for manifest in chain(made.archive, made.records[7])] == [6, 7]
+
+
 def test_a_rank_that_fails_costs_the_anchor_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

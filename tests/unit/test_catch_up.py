@@ -13,6 +13,7 @@ from tests.unit.receiver_sites import tau
 
 from dcr import observe
 from dcr.codec import decode_payload, encode_payload
+from dcr.errors import AttemptFailed
 from dcr.model import CommitRecord, Encoding, ReceiverState
 from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.apply import Applier
@@ -232,6 +233,28 @@ def test_a_link_that_is_damaged_before_an_anchor_costs_nothing_but_the_delta(
     assert runtime.holds(7)
 
 
+def test_a_later_fence_ends_it_and_nothing_is_loaded_instead(
+    shared: History, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = Runtime(shared)
+    runtime.admit(shared.records[2])
+    attempt = tau(10, 1000)
+
+    def listen(event: observe.Event) -> None:
+        if event.name == "replay.payload":
+            runtime.agent._fences.obey(tau(10, 1001))
+
+    runtime.agent.fence(attempt, shared.records[9])
+    with (
+        caplog.at_level(logging.WARNING),
+        observe.listening(listen),
+        pytest.raises(AttemptFailed, match="catching up was stopped between two versions"),
+    ):
+        runtime.agent.restore(attempt, shared.records[9])
+    assert "densely" not in caplog.text
+    assert runtime.agent.report().state is ReceiverState.EMPTY
+
+
 def test_a_broken_link_means_a_dense_load_from_an_anchor_or_a_clear_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -249,11 +272,10 @@ def test_a_broken_link_means_a_dense_load_from_an_anchor_or_a_clear_error(
 def _damage(history: History, version: int) -> None:
     """One bit of a value, the digest made to fit: only the list of the manifest tells."""
     manifest, run = history.manifests[version], history.catalogue.run
-    for ref in manifest.payloads:
-        key = payload_key(run, manifest.attempt, 0, ref.sequence)
-        payload = decode_payload(history.store.get(key))
-        if payload.items[0].num_entries:
-            break
+    keys = {payload_key(run, manifest.attempt, 0, ref.sequence): ref for ref in manifest.payloads}
+    decoded = {key: decode_payload(history.store.get(key)) for key in keys}
+    key = next(key for key, payload in decoded.items() if payload.items[0].num_entries)
+    payload, ref = decoded[key], keys[key]
     payload.items[0].values[0] ^= 1
     data = encode_payload(
         payload.items, attempt=manifest.attempt, owner=0, sequence=ref.sequence, run=run,

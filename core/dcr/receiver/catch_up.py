@@ -16,7 +16,7 @@ import numpy as np
 
 from dcr import observe
 from dcr.codec import Item, Payload, PayloadId
-from dcr.errors import IntegrityError
+from dcr.errors import AttemptFailed, IntegrityError
 from dcr.model import (
     AttemptId,
     AuditTable,
@@ -74,7 +74,7 @@ class CatchUp:
             Exception: whatever failed, the loader's own errors included; storage may be torn.
         """
         classes = self._writer.prewarm()
-        resident = self._writer.audit()
+        resident = self._resident()
         if not resident:
             return None
         if _agree(resident, table):
@@ -85,13 +85,22 @@ class CatchUp:
             if found is None:
                 return None
             held, manifests = found
-            step = _Step(record, held, manifests, classes, keep)
+            step = _Step(record, held, manifests, classes, _looking(keep, cancelled))
             num_bytes = sum(manifest.num_bytes for manifest in manifests)
             where = {"since": held, "version": record.version, "num_bytes": num_bytes}
             with observe.span("receiver.catch_up", **where):
                 self._apply(step, cancelled)
                 self._require(record, table)
+        _log.info("from version %d to %d by one delta of %d bytes", held, record.version, num_bytes)
         return classes
+
+    def _resident(self) -> AuditTable:
+        """Digests of what is resident; empty where it cannot be read back as one version."""
+        try:
+            return self._writer.audit()
+        except (AttemptFailed, IntegrityError) as err:
+            _log.info("what is resident is no version: %s", err)
+            return {}
 
     def _behind(self, record: CommitRecord, resident: AuditTable) -> tuple[int, tuple[Manifest, ...]] | None:
         """The newest version before ``record``'s that has the digests ``resident``, and all links after it.
@@ -192,6 +201,17 @@ class _Step:
     manifests: tuple[Manifest, ...]
     classes: Classification
     keep: Callable[[], None]
+
+
+def _looking(keep: Callable[[], None], cancelled: Cancelled) -> Callable[[], None]:
+    """``keep``, which is called before each link is read, and a look whether anybody still waits for it."""
+
+    def look() -> None:
+        if cancelled():
+            raise AttemptFailed("catching up was stopped between two versions")
+        keep()
+
+    return look
 
 
 def _agree(resident: AuditTable, table: Mapping[str, object]) -> bool:

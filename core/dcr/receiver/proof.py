@@ -69,7 +69,9 @@ class Prover:
         if self._catch_up is not None:
             try:
                 classes = self._catch_up.bring(record, self.committed(record), cancelled)
-            except Exception as err:  # noqa: BLE001 -- a loader may raise anything; a dense load repairs it
+            except Exception as err:
+                if cancelled():
+                    raise as_refit_error(err, f"catching up with version {record.version}") from err
                 _log.warning(
                     "version %d is loaded densely, since catching up failed: %s: %s",
                     record.version, type(err).__name__, err,

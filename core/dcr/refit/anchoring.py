@@ -17,6 +17,7 @@ from dcr.transport.planes import PlanesOutlet, closed_planes, link_anchor
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 0.05
 _PATIENCE_S = 30.0
+_BROKEN = 1 << 62
 _FACTOR = 3.0
 """Ranks own equal shares: one that takes so many times as long as rank 0 has failed."""
 
@@ -93,7 +94,11 @@ class Anchorer:
     def _exceeds(self, since: _Since) -> bool:
         every, share = self._config.anchor_every, self._config.anchor_share
         many = every > 0 and since.version - since.anchor >= every
-        return many or (share > 0 and since.num_bytes > share * self._catalogue.num_bytes)
+        return (
+            many
+            or since.num_bytes >= _BROKEN
+            or (share > 0 and since.num_bytes > share * self._catalogue.num_bytes)
+        )
 
     def _advance(self, record: CommitRecord) -> _Since:
         """Take ``record``'s version into account; after a restart everything since the newest anchor."""
@@ -107,8 +112,14 @@ class Anchorer:
         return since
 
     def _count(self, record: CommitRecord, version: int, before: _Since | None = None) -> _Since:
-        """Add what was committed after ``version``."""
-        num_bytes = sum(manifest.num_bytes for manifest in links(self._archive, record, version))
+        """Add what was committed after ``version``; without bound if that cannot be read any more."""
+        try:
+            num_bytes = sum(manifest.num_bytes for manifest in links(self._archive, record, version))
+        except IntegrityError as err:
+            _log.warning(
+                "version %d gets an anchor, since the chain to it is broken: %s", record.version, err
+            )
+            num_bytes = _BROKEN
         if before is None:
             return _Since(version, record.version, num_bytes)
         return _Since(before.anchor, record.version, before.num_bytes + num_bytes)

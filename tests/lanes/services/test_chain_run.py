@@ -20,13 +20,13 @@ STEPS, EVERY, KEEP = 10, 3, 2
 WORDS = ("model=tiny", f"chain.anchor_every={EVERY}", f"chain.keep_versions={KEEP}")
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["directory", "s3"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Beside the run's folder, ``dense`` has what the trainer exported at each step, which a run removes."""
     root = tmp_path_factory.mktemp("runs")
     folder, kept = root / "run", root / "dense"
     kept.mkdir()
-    running = dcr("grpo", *WORDS, f"steps={STEPS}", f"run_dir={folder}")
+    running = dcr("grpo", *WORDS, f"transport={request.param}", f"steps={STEPS}", f"run_dir={folder}")
     while running.poll() is None:
         for path in folder.glob("dense/version-*.safetensors"):
             if not (kept / path.name).exists():
@@ -41,7 +41,16 @@ def versions(folder: Path) -> list[dict[str, Any]]:
     return told
 
 
-def test_older_versions_go_and_everything_else_is_as_without(finished: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Summary of the same run without any of it."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    done(dcr("grpo", "model=tiny", f"steps={STEPS}", f"run_dir={folder}"))
+    told: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return told
+
+
+def test_older_versions_go_and_everything_else_is_as_without(finished: Path, plain: dict[str, Any]) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     assert (summary["final_version"], summary["differing_bits"]) == (STEPS, 0)
     assert summary["uploaded_bytes"] == summary["payload_bytes"]  # anchors are no part of a refit
@@ -54,8 +63,6 @@ def test_older_versions_go_and_everything_else_is_as_without(finished: Path, tmp
     run = opened.site.run
     assert {key.split("/")[2] for key in opened.site.store.list(f"{run}/payload/")} == committed
     assert opened.site.store.list(f"{run}/reader/") == []
-    done(dcr("grpo", "model=tiny", f"steps={STEPS}", f"run_dir={tmp_path / 'plain'}"))
-    plain = json.loads((tmp_path / "plain" / "summary.json").read_text())
     for name in ("weights_digest", "token_digest", "rewards", "changed_fraction"):
         assert summary[name] == plain[name], name
 
