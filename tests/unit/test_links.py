@@ -74,12 +74,14 @@ def echo() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
+            while True:
+                try:
                     connection, _ = listener.accept()
-                    with connection:
-                        while data := connection.recv(1 << 16):
-                            connection.sendall(data)
+                except OSError:  # closed
+                    return
+                with connection, contextlib.suppress(OSError):  # a lost one is followed by others
+                    while data := connection.recv(1 << 16):
+                        connection.sendall(data)
 
         threading.Thread(target=serve, daemon=True).start()
         yield int(listener.getsockname()[1])
