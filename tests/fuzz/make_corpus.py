@@ -43,10 +43,13 @@ def planes() -> dict[str, list[Item]]:
     blocks = np.flatnonzero(draw.random(1 << 16) < np.repeat(draw.random(1 << 10) < 0.01, 64) * 0.5).tolist()
     stride = [3 + 9 * row + column for row in range(5) for column in range(4)]
     far = [(1 << 40) + at for at in rice]
+    rows, columns = np.divmod(np.cumsum(draw.geometric(0.05, 1100)), 8)
+    strip = (32 * rows + 8 + columns).tolist()
     return {
         "rice": [item("r", (1 << 40, 2), "bfloat16", Encoding.DELTA16, [*rice, *far])],
         "blocks": [item("b", (1 << 16,), "bfloat16", Encoding.DELTA16, blocks)],
         "stride": [item("s", (60,), "bfloat16", Encoding.DELTA16, stride)],
+        "strips": [item("t", (1 << 20, 32), "bfloat16", Encoding.DELTA16, strip)],
         "wide": [item("i", (999,), "int64", Encoding.XOR, [1, 9]), item("f", (9,), "float32", OVER, [2, 7])],
         "all": [
             item("r", (1 << 20,), "bfloat16", Encoding.DELTA16, rice),
