@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dcr import observe
 from dcr.errors import RefitError
@@ -42,13 +42,27 @@ def serve_calls(pipe: "Connection", calls: Calls) -> None:
         pipe.send(answer)
 
 
+class _Process(Protocol):
+    """What answers calls."""
+
+    def calls(self) -> Calls:
+        """By name."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
 def run_process(pipe: "Connection", role: str, index: int, setup: Setup) -> None:
     """Be one process: ``owner``, ``runtime`` or ``coordinator``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the benchmark ends it
-    made = {"owner": Owner, "runtime": Node, "coordinator": Coordination}[role]
+    makers: Mapping[str, Callable[[int, Setup], _Process]] = {
+        "owner": Owner, "runtime": Node, "coordinator": Coordination,
+    }  # fmt: skip
     name = role if role == "coordinator" else f"{role}-{index}"
     with recording(setup.folder, name, 1, trace=True), ExitStack() as stack:
-        process = made(index, setup)
+        process = makers[role](index, setup)
         stack.callback(process.close)
         serve_calls(pipe, {**process.calls(), "peak": peak_bytes, "forget_peak": forget_peak})
 
