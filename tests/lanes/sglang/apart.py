@@ -17,7 +17,7 @@ def apart(check: str, *arguments: str | Path, timeout_s: float = 600.0) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, check, *map(str, arguments)],
         cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,7 +1,6 @@
 """``dcr grpo`` with an engine: one seed gives one run, whether refits are deltas or dense or workers die."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -30,8 +29,7 @@ class Finished:
 def finished(folder: Path, *words: str) -> Finished:
     """Run ``dcr grpo model=tiny`` with ``words`` into ``folder``."""
     argv = [str(DRIVER), "-m", "dcr_recipes.cli", "grpo", "model=tiny", f"run_dir={folder}", *words]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=900, env=environment)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return Finished(folder, json.loads((folder / "summary.json").read_text()), rows, done.stdout)
