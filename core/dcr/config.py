@@ -9,6 +9,8 @@ CHECKS = ("written", "full", "off")
 """What ``RefitConfig.check`` may be."""
 MODES = ("sync", "async")
 """What ``CommitConfig.mode`` may be."""
+TRACKERS = ("mapped", "memory")
+"""What ``RefitConfig.trackers`` may be."""
 CONTROL_PLANES = ("sqlite", "etcd", "s3")
 """Where a run's commit record may live; see ``dcr.refit.control``."""
 
@@ -120,13 +122,15 @@ class RefitConfig:
     ``check`` is what a receiver proves before it acknowledges (R13): ``written`` re-reads every bit
     that was written, and audits the whole resident model after an attempt that failed; ``full`` always
     audits it; ``off`` reads nothing. ``ownership`` says which of several replicas owns an element: see
-    ``dcr.source.shares.OwnedShards``.
+    ``dcr.source.shares.OwnedShards``. ``trackers`` of an owner are ``mapped`` files, which a restarted one
+    proves, or in ``memory``, which it rebuilds from the archive (R3).
     """
 
     codec: CodecConfig = field(default_factory=CodecConfig)
     commit: CommitConfig = field(default_factory=CommitConfig)
     check: str = "written"
     ownership: str = "balanced"
+    trackers: str = "mapped"
     audit: AuditConfig = field(default_factory=AuditConfig)
     staging: StagingConfig = field(default_factory=StagingConfig)
     chain: ChainConfig = field(default_factory=ChainConfig)

@@ -11,6 +11,7 @@ from dcr.config import (
     CHECKS,
     CONTROL_PLANES,
     MODES,
+    TRACKERS,
     AuditConfig,
     ChainConfig,
     CodecConfig,
@@ -24,15 +25,16 @@ from dcr.config import (
 class TrainerConfig:
     """The training side: ``ranks`` processes with ``threads`` compute threads each.
 
-    ``ownership``: see ``dcr.config.RefitConfig``. ``interpreter`` is the Python of the trainer's processes
-    where it is not the driver's (``megatron``: that of its lane). Ranks that ``tensor_parallel`` and
-    ``pipeline_parallel`` leave are data parallel.
+    ``ownership`` and ``trackers``: see ``dcr.config.RefitConfig``. ``interpreter`` is the Python of the
+    trainer's processes where it is not the driver's (``megatron``: that of its lane). Ranks that
+    ``tensor_parallel`` and ``pipeline_parallel`` leave are data parallel.
     """
 
     name: str = "fsdp"
     ranks: int = 2
     threads: int = 1
     ownership: str = "balanced"
+    trackers: str = "mapped"
     interpreter: str = ""
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
@@ -163,6 +165,7 @@ class RunConfig:
         """What one side of the refit needs of it."""
         return RefitConfig(
             codec=self.codec, commit=self.commit, check=self.check, ownership=self.trainer.ownership,
+            trackers=self.trainer.trackers,
             audit=self.audit, staging=self.staging, chain=self.chain,
         )  # fmt: skip
 
@@ -202,6 +205,10 @@ RULES: Mapping[str, Rule] = {
         "owners of replicated elements: equal shares of bytes, or tensors by name hash",
         ("balanced", "published"),
         fixed=True,
+    ),
+    "trainer.trackers": Rule(
+        "source baselines: files that a restarted trainer proves, or memory, rebuilt from the archive",
+        TRACKERS,
     ),
     "trainer.interpreter": Rule(
         "Python of the trainer's processes; default: this one, megatron: .venv-megatron beside it"

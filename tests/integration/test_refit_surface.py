@@ -2,20 +2,25 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from dcr import observe
 from dcr.commit.context import TransitionReport
 from dcr.commit.control_plane.claimed import ClaimedPlane
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.remote import HttpCaller
-from dcr.config import CommitConfig, RefitConfig
+from dcr.config import ChainConfig, CommitConfig, RefitConfig
 from dcr.errors import ConfigError, Conflict
 from dcr.refit import COORDINATOR, Refit, Site, compose_coordinator
 from dcr.refit.asking import Asker
 from dcr.refit.desk import Desk, Term
+from dcr.refit.export import export_version
+from dcr.refit.versions import record_at
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.rpc import serve
 from dcr_adapters.fsdp import FsdpShards
@@ -46,9 +51,11 @@ def model() -> torch.nn.Module:
     return torch.nn.Linear(3, 5)
 
 
-def composed(site: Site, model: torch.nn.Module, folder: Path, served: str = "bfloat16") -> Refit:
+def composed(
+    site: Site, model: torch.nn.Module, folder: Path, served: str = "bfloat16", config: RefitConfig = CONFIG
+) -> Refit:
     source = FsdpShards(model, served_dtype=served)
-    return Refit.compose(CONFIG, site, source=source, rank=0, trackers=folder / "trackers")
+    return Refit.compose(config, site, source=source, rank=0, trackers=folder / "trackers")
 
 
 def test_sync_comes_after_open(site: Site, model: torch.nn.Module, tmp_path: Path) -> None:
@@ -108,3 +115,69 @@ def test_a_candidate_of_another_dtype_is_refused_before_anything_is_touched(
     again = composed(site, model, tmp_path)
     assert again.open(resume=True).version == 0
     again.close()
+
+
+@pytest.mark.parametrize(("trackers", "is_replayed"), [("mapped", False), ("memory", True)])
+def test_a_restarted_trainer_proves_its_files_or_rebuilds_its_memory(
+    site: Site, tmp_path: Path, trackers: str, is_replayed: bool
+) -> None:
+    model = torch.nn.Linear(3, 5)
+    config = replace(CONFIG, trackers=trackers)
+    first = composed(site, model, tmp_path, config=config)
+    first.open(resume=False)
+    torch.nn.init.zeros_(model.weight)
+    assert first.sync(1).num_changed == model.weight.numel()
+    first.close()
+    assert (tmp_path / "trackers" / "trackers.bin").exists() is not is_replayed
+    heard: list[str] = []
+    again = composed(site, model, tmp_path, config=config)
+    with observe.listening(lambda event: heard.append(event.name)):
+        assert again.open(resume=True).version == 1
+    assert ("replay.payload" in heard) is is_replayed
+    model.weight.data[0] = 1.0
+    assert again.sync(2).num_changed == 3
+    again.close()
+
+
+def test_an_unknown_choice_of_trackers_is_refused(site: Site, model: torch.nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trackers: 'disk' must be one of mapped, memory"):
+        composed(site, model, tmp_path, config=replace(CONFIG, trackers="disk"))
+
+
+def test_kept_versions_are_the_trainers_own_and_lost_trackers_come_from_an_anchor(
+    site: Site, model: torch.nn.Module, tmp_path: Path
+) -> None:
+    """Every kept version's export is the dense BF16 one of its step; a pruned one is refused by name."""
+    config = replace(CONFIG, chain=ChainConfig(anchor_every=2, anchor_share=0, keep_versions=2))
+    refit = composed(site, model, tmp_path, config=config)
+    refit.open(resume=False)
+    dense = [_dense(model)]
+    for step in range(1, 7):
+        with torch.no_grad():
+            model.weight[step % 5] += step
+        record = refit.sync(step).record
+        dense.append(_dense(model))
+    refit.close()
+    catalogue = site.catalogue(record)
+    for version, wanted in enumerate(dense):
+        if version < 4:  # the newest anchor that versions 5 and 6 can be rebuilt from is that of 4
+            with pytest.raises(ConfigError, match=f"version {version} is not kept; kept are 4 to 6"):
+                record_at(site.archive, record, catalogue, version)
+            continue
+        out, then = tmp_path / f"out-{version}", record_at(site.archive, record, catalogue, version)
+        export_version(site.archive, then, catalogue, out=out, file_bytes=1 << 20)
+        found = load_file(out / "model.safetensors")
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    for path in (tmp_path / "trackers").glob("trackers.*"):
+        path.unlink()
+    again = composed(site, model, tmp_path, config=config)
+    with torch.no_grad():
+        model.bias += 1
+    assert again.open(resume=True).version == 6
+    assert again.sync(7).num_changed == 5
+    again.close()
+
+
+def _dense(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().to(torch.bfloat16).clone() for name, value in model.named_parameters()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dcr.commit.remote import HttpCaller
-from dcr.config import RefitConfig
+from dcr.config import TRACKERS, RefitConfig
 from dcr.errors import ConfigError
 from dcr.model import (
     AuditTable,
@@ -76,6 +76,8 @@ class Refit:
         trackers: Path,
         exchange: Exchange | None = None,
     ) -> None:
+        if config.trackers not in TRACKERS:
+            raise ConfigError(f"trackers: {config.trackers!r} must be one of {', '.join(TRACKERS)}")
         self._config = config
         self._site = site
         self._source: ShardSource = OwnedShards(source, rank, ownership=config.ownership)
@@ -108,12 +110,14 @@ class Refit:
     ) -> "Refit":
         """Bind a rank's shards to a run; nothing is read, written or contacted before ``open``.
 
-        ``trackers`` is this rank's own folder on a local disk; a restarted rank finds its baseline there.
+        ``trackers`` is this rank's own folder on a local disk; a restarted rank finds its baseline there,
+        unless ``config.trackers`` keeps it in memory.
         ``exchange`` carries parts of residual tensors between the trainer's ranks, if ``source`` has any
         (``dcr.source.residual``); ``dcr.source.exchange_torch.TorchExchange`` is one.
 
         Raises:
-            ConfigError: ``config.ownership`` is no choice, or residual tensors need an ``exchange``.
+            ConfigError: ``config.ownership`` or ``config.trackers`` is no choice, or residual tensors need an
+                ``exchange``.
         """
         return cls(config, site, source=source, rank=rank, trackers=trackers, exchange=exchange)
 
@@ -220,13 +224,15 @@ class Refit:
 
     def _baseline(self, found: CommitRecord | None) -> Baseline:
         tasks = owned(self._source.tasks(), self._rank)
-        key = self._catalogue.audit_key
+        key, persistent = self._catalogue.audit_key, self._config.trackers == "mapped"
         if self._residual is not None and found is None:
             self._residual.collect(None)
         if found is None:
-            baseline = Baseline.create(self._trackers, tasks, self._source.read, audit_key=key)
+            baseline = Baseline.create(
+                self._trackers, tasks, self._source.read, audit_key=key, persistent=persistent
+            )
         else:
-            baseline = Baseline.load(self._trackers, tasks, audit_key=key)
+            baseline = Baseline.load(self._trackers, tasks, audit_key=key, persistent=persistent)
         if self._residual is not None:
             self._residual.bind(baseline)
         return baseline

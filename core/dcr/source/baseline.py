@@ -1,7 +1,8 @@
 """The committed source baseline B^v: one tracker per owned task, in host memory (paper section 5, P9).
 
 Trackers are memory-mapped, about 1.00x of the owned shards, and persistent: after a crash each is
-proven by digest to hold v or v+1; what is torn is rebuilt from anchor and chain. Not thread-safe:
+proven by digest to hold v or v+1; what is torn is rebuilt from anchor and chain. Or they are in plain
+memory, and all of them are rebuilt. Not thread-safe:
 the owner runs one operation at a time.
 """
 
@@ -24,6 +25,7 @@ from dcr.source.tracker_index import (
     remove_index,
     write_index,
 )
+from dcr.source.tracker_memory import TrackerMemory
 
 UNPROVEN = -1
 """Version of a baseline whose trackers are not all proven to hold the same one."""
@@ -36,11 +38,14 @@ Rebuild: TypeAlias = Callable[[Sequence[str]], Mapping[str, Bits]]
 class Baseline:
     """Trackers of one rank's owned tasks. Make it with ``create`` (v0) or ``load`` (after a restart)."""
 
-    def __init__(self, directory: Path, tasks: Sequence[AffineTask], audit_key: str) -> None:
+    def __init__(
+        self, directory: Path, tasks: Sequence[AffineTask], audit_key: str, *, persistent: bool = True
+    ) -> None:
         self.tasks = tuple(tasks)
         self._audit_key = audit_key
         self._layout = layout_digest(tasks, audit_key)
-        self._file = TrackerFile(directory / "trackers.bin", tasks)
+        self._persistent = persistent
+        self._file = TrackerFile(directory / "trackers.bin", tasks) if persistent else TrackerMemory(tasks)
         self._index_path = directory / "trackers.json"
         self._index: TrackerIndex | None = None
         self._digests: DigestTable = {}  # of what the trackers hold; a tracker being written has none
@@ -48,15 +53,23 @@ class Baseline:
 
     @classmethod
     def create(
-        cls, directory: Path, tasks: Sequence[AffineTask], read: ReadTask, *, audit_key: str
+        cls,
+        directory: Path,
+        tasks: Sequence[AffineTask],
+        read: ReadTask,
+        *,
+        audit_key: str,
+        persistent: bool = True,
     ) -> "Baseline":
         """Make v0 from the weights that ``read`` returns, durably; replaces what ``directory`` holds.
+
+        Unless ``persistent``, trackers are in memory and nothing is written to ``directory``.
 
         Raises:
             ConfigError: the bits are not of a task's dtype and size.
             StoreError: the disk is full.
         """
-        baseline = cls(directory, tasks, audit_key)
+        baseline = cls(directory, tasks, audit_key, persistent=persistent)
         remove_index(baseline._index_path)
         baseline._file.allocate()
         baseline._file.open()
@@ -70,15 +83,18 @@ class Baseline:
         return baseline
 
     @classmethod
-    def load(cls, directory: Path, tasks: Sequence[AffineTask], *, audit_key: str) -> "Baseline":
+    def load(
+        cls, directory: Path, tasks: Sequence[AffineTask], *, audit_key: str, persistent: bool = True
+    ) -> "Baseline":
         """Open existing trackers and prove each by digest; see ``version`` and ``stale``.
 
-        A missing or damaged file or index, or one of other tasks, is no error: nothing is proven then.
+        A missing or damaged file or index, or one of other tasks, is no error: nothing is proven then. Unless
+        ``persistent`` nothing ever is: all trackers are rebuilt.
 
         Raises:
             StoreError: the files cannot be read or allocated.
         """
-        baseline = cls(directory, tasks, audit_key)
+        baseline = cls(directory, tasks, audit_key, persistent=persistent)
         index = read_index(baseline._index_path, baseline._layout)
         if not baseline._file.is_intact():
             baseline._file.allocate()
@@ -177,14 +193,18 @@ class Baseline:
     def _announce(self, index: TrackerIndex, pending: Held) -> None:
         if index.pending != pending:
             announced = TrackerIndex(self._layout, index.held, pending)
-            write_index(self._index_path, announced)
+            self._write(announced)
             self._index = announced
 
     def _hold(self, version: int) -> None:
         self._file.sync()
         index = TrackerIndex(self._layout, Held(version, dict(self._digests)))
-        write_index(self._index_path, index)
+        self._write(index)
         self._index, self._version = index, version
+
+    def _write(self, index: TrackerIndex) -> None:
+        if self._persistent:
+            write_index(self._index_path, index)
 
     def _fold_task(self, change: Change, wanted: TaskDigests) -> None:
         """Write one task. Whoever finds other bits than announced must not leave them in a tracker."""

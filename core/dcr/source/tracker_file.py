@@ -32,18 +32,23 @@ def disk_errors(path: Path, what: str) -> Iterator[None]:
         ) from err
 
 
+def offsets(tasks: Sequence[AffineTask]) -> tuple[dict[str, int], int]:
+    """Where each task's tracker begins, by its key, and bytes in all."""
+    starts: dict[str, int] = {}
+    end = 0
+    for task in tasks:
+        starts[task.key] = end
+        num_bytes = task.num_elements * width_bytes(task.dtype)
+        end += -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return starts, max(end, ALIGNMENT_BYTES)
+
+
 class TrackerFile:
     """Maps the file and hands out one array per task; offsets follow from the tasks alone."""
 
     def __init__(self, path: Path, tasks: Sequence[AffineTask]) -> None:
         self._path = path
-        self._offsets: dict[str, int] = {}
-        end = 0
-        for task in tasks:
-            self._offsets[task.key] = end
-            num_bytes = task.num_elements * width_bytes(task.dtype)
-            end += -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self.num_bytes = max(end, ALIGNMENT_BYTES)
+        self._offsets, self.num_bytes = offsets(tasks)
 
     def is_intact(self) -> bool:
         """Whether a file of the right size is there."""
