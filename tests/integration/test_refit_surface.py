@@ -151,7 +151,7 @@ def test_kept_versions_are_the_trainers_own_and_lost_trackers_come_from_an_ancho
     model = torch.nn.Linear(3, 5)
     config = replace(CONFIG, chain=ChainConfig(anchor_every=2, anchor_share=0, keep_versions=2))
     refit = composed(site, model, tmp_path, config=config)
-    refit.open(resume=False)
+    record = refit.open(resume=False)
     dense = [_dense(model)]
     for step in range(1, 7):
         model.weight.data[step % 5] += step
