@@ -130,7 +130,7 @@ def sent(owners: Owners, way: Representation, codec: CodecConfig) -> tuple[list[
     return items, changed
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(layouts(), st.sampled_from(OWNERSHIPS), st.integers(0, 1 << 30), st.data())
 def test_every_changed_element_is_sent_once_and_nothing_else(
     layout: tuple[int, tuple[Fused, ...]], ownership: str, seed: int, data: st.DataObject
