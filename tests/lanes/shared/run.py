@@ -108,7 +108,7 @@ class Run:
             parent_version=attempt.version - 1,
             parent=(parent.attempt, parent.manifest) if parent else None,
             catalogue=self.catalogue.digest(),
-            overwrite_only=attempt == GENESIS,
+            overwrite_only=overwrites,
             owners=(OwnerClose(attempt, 0, tuple(refs), audit or {}, 0, 0, ""),),
         )
         return self.site.archive.put_object("manifest", to_json(manifest))
@@ -151,7 +151,8 @@ class Run:
         attempt, record = self.next_attempt(), self.records[-1]
         receiver.fence(attempt, record)
         receiver.open_apply(attempt, record)
-        manifest = self.publish(attempt, delta_items(self.catalogue, self.newest, new, classes))
+        items = delta_items(self.catalogue, self.newest, new, classes)
+        manifest = self.publish(attempt, items, overwrites=classes is None)
         receiver.finish(attempt, manifest)
         receiver.settle(self.commit(attempt, manifest, new))
 
