@@ -52,7 +52,7 @@ class Run:
         self._refs: dict[AttemptId, list[PayloadRef]] = {}
         nothing = {name: ~bits for name, bits in first.items()}
         items = delta_items(catalogue, nothing, first)
-        manifest = self.publish(GENESIS, items, audit=audit_of(catalogue, first))
+        manifest = self.publish(GENESIS, items, audit=audit_of(catalogue, first), overwrites=True)
         self.commit(GENESIS, manifest, first)
 
     def setup(self) -> Configure:
@@ -97,8 +97,18 @@ class Run:
             self._refs.setdefault(attempt, []).append(ref)
         return found
 
-    def publish(self, attempt: AttemptId, items: Sequence[Item], *, audit: AuditTable | None = None) -> str:
-        """Some payloads and the manifest that lists them; returns its digest; ``audit`` proves it."""
+    def publish(
+        self,
+        attempt: AttemptId,
+        items: Sequence[Item],
+        *,
+        audit: AuditTable | None = None,
+        overwrites: bool = False,
+    ) -> str:
+        """Some payloads and the manifest that lists them; returns its digest; ``audit`` proves it.
+
+        ``overwrites``: nothing else is among ``items``.
+        """
         self.payloads(attempt, items)
         refs = self._refs[attempt]
         parent = self.records[attempt.version - 1] if attempt.version else None
