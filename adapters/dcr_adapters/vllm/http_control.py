@@ -85,7 +85,7 @@ class HttpControl:
             raise Unreachable(
                 f"{self._client.base_url}: {method} {path}: {type(err).__name__}: {err}"
             ) from err
-        if answer.status_code == httpx.codes.NOT_FOUND:
+        if answer.status_code in _UNKNOWN:
             raise ConfigError(f"{self._client.base_url} has no {path}: start the server with {needs}")
         if answer.is_error:
             raise Unreachable(f"{method} {path}: {answer.status_code}: {answer.text[:500]}")
