@@ -13,6 +13,7 @@ import httpx
 from dcr.errors import ConfigError, Unreachable
 from dcr_adapters.vllm.serving_lease import ROUTE
 
+_UNKNOWN = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED, httpx.codes.NOT_IMPLEMENTED)
 _DEV_MODE = "VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls dcr_adapters.vllm.worker.DcrWorkerExtension"
 _MIDDLEWARE = "--middleware dcr_adapters.vllm.serving_lease.ServingLease"
 
