@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from dcr import observe
-from dcr.codec import Item, Payload
+from dcr.codec import Item, Limits, Payload
 from dcr.errors import AttemptFailed, IntegrityError, UnsupportedPath
 from dcr.model import Bits, Catalogue, TensorSpec
 from dcr.receiver.checks import check_items
@@ -28,6 +28,7 @@ from dcr.receiver.shadows import Shadows
 from dcr.receiver.spread import groups
 from dcr.receiver.stream import HookStream
 from dcr.receiver.writer import PADDING, ApplyStats, Cancelled, Slice, never
+from dcr.receiver.written import Written
 
 __all__ = ["Applier", "ApplyStats", "RankApplier", "never"]
 
@@ -56,7 +57,7 @@ class RankApplier:
         self._digester = Digester.of(catalogue.audit_key, self._specs, {})
         self._shadows = Shadows({}, {})
         self._stream: HookStream | None = None
-        self._taken: list[Taken] = []
+        self._written = Written(Limits.of_catalogue(catalogue))
         self._intake: Intake | None = None
         self._unloaded: dict[str, None] = {}
 
@@ -93,7 +94,7 @@ class RankApplier:
 
     def begin(self, *, clean: bool) -> None:
         """See ``RankPort``; the map is as good in torn storage, as long as it holds."""
-        self._taken.clear()
+        self._written.clear()
         self._require_unmoved()
 
     def apply(self, payload: Payload, *, allow_xor: bool = True, cancelled: Cancelled = never) -> ApplyStats:
@@ -109,7 +110,7 @@ class RankApplier:
         taken = self._intake.take(payload, allow_xor=allow_xor)
         if gone := self.map.table.storages.gone():  # begin and check look for more; this guards the memory
             raise AttemptFailed(f"resident {gone!r} was freed or moved during the attempt")
-        self._taken.append(taken)
+        self._written.add(taken, allow_xor=allow_xor)
         self._scatter(taken, cancelled)
         self._shadow(taken.items(Method.WHOLE), cancelled)
         if hooked := taken.items(Method.HOOK):
@@ -129,23 +130,27 @@ class RankApplier:
     def check(self) -> Partials:
         """See ``RankPort``; what it has proven is let go, for payloads are large beside a serving model."""
         self._require_unmoved()
-        held = (item.name for taken in self._taken for _, item in taken.held()) if self._shadows else ()
+        assert self._intake is not None, "prewarm comes first"
+        groups = self._written.groups(self._intake) if self._shadows else ()
+        held = (item.name for group in groups for taken in group for _, item in taken.held())
         names = {name: None for name in held if name in self._shadows}
         if names and (wrong := self._unlike_reloaded(self.map.together(names))):
             raise AttemptFailed(f"{', '.join(names)}: {wrong} do not hold what the loader makes of them")
-        partials = check_items(
-            self._taken,
-            placed=self.map.placed,
-            shadows=self._shadows,
-            digester=self._digester,
-            engine=self._engine,
-        )
-        self._taken.clear()
+        partials: Partials = {}
+        for group in self._written.groups(self._intake):
+            partials |= check_items(
+                group,
+                placed=self.map.placed,
+                shadows=self._shadows,
+                digester=self._digester,
+                engine=self._engine,
+            )
+        self._written.clear()
         return partials
 
     def restore(self, tensors: Mapping[str, Bits], *, cancelled: Cancelled = never) -> None:
         """See ``RankPort``; also raises IntegrityError if a tensor is missing."""
-        self._taken.clear()
+        self._written.clear()
         self._unloaded.clear()
         self._shadows.forget()
         with torch.no_grad():

@@ -15,7 +15,7 @@ from dcr.model import AuditTable
 from dcr.refit import Refit, await_record, compose_receiver, coordinate
 from dcr.transport.announce import announce
 from dcr_recipes.bench.data import Relative
-from dcr_recipes.bench.refit_model import RowShards, shape_for
+from dcr_recipes.bench.refit_model import RowShards
 from dcr_recipes.bench.refit_setup import DEADLINE_S, Setup
 from dcr_recipes.trace.writer import recording
 
@@ -93,8 +93,7 @@ class Owner:
         self._index = index
         self._setup = setup
         self._store = setup.store()
-        shape = shape_for(setup.sizes.gigabytes, quick=setup.sizes.quick)
-        self._source = RowShards(specs_of(shape), index, setup.num_owners)
+        self._source = RowShards(specs_of(setup.shape()), index, setup.num_owners)
         trackers = setup.folder.trackers / f"rank-{index}"
         self._refit = Refit.compose(
             setup.config(), setup.site(self._store), source=self._source, rank=index, trackers=trackers
@@ -177,7 +176,7 @@ class Node:
         setup, config = self._setup, self._setup.config()
         site = setup.site(self._store)
         record = await_record(site, config.commit, deadline_s=DEADLINE_S)
-        loader = loader_of(config_of(shape_for(setup.sizes.gigabytes, quick=setup.sizes.quick)))
+        loader = loader_of(config_of(setup.shape()))
         gate = ServingGate()
         agent = compose_receiver(self._name, site, record, loader=loader, gate=gate, config=config)
         pump = Pump(agent, idle_s=setup.poll_s)

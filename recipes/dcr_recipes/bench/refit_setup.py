@@ -8,6 +8,8 @@ from dcr.refit import ControlSpec, Post, Site
 from dcr.transport.base import ObjectStore
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.s3_client import S3Address
+from dcr_recipes.bench.apply_model import Shape
+from dcr_recipes.bench.refit_model import shape_for
 from dcr_recipes.layout import RunFolder
 
 DEADLINE_S = 1800.0
@@ -22,6 +24,8 @@ class Sizes:
     bucket_mib: int = 32
     chunk_mib: int = 16
     quick: bool = False
+    shape: Shape | None = None
+    """In place of one of ``gigabytes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,10 @@ class Setup:
     def folder(self) -> RunFolder:
         """Where its files are."""
         return RunFolder(self.root)
+
+    def shape(self) -> Shape:
+        """Of the model."""
+        return self.sizes.shape or shape_for(self.sizes.gigabytes, quick=self.sizes.quick)
 
     def seen_through(self, url: str) -> "Setup":
         """The same for a process whose node reaches the bucket at ``url``."""
