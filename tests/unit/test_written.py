@@ -1,5 +1,7 @@
 """What was written is kept until it is checked: decoded up to a bound, beyond that as it was sent."""
 
+from typing import Any
+
 import pytest
 from tests.unit.receiver_sites import Site, opened
 
@@ -17,9 +19,10 @@ def site() -> Site:
 
 def held(site: Site) -> Written:
     """Of the site's only rank."""
-    return next(
-        found for rank in site.agent._applier._ranks for found in (rank._written,)  # type: ignore[attr-defined]
-    )  # fmt: skip
+    applier: Any = site.agent._applier
+    found = applier._ranks[0]._written
+    assert isinstance(found, Written)
+    return found
 
 
 @pytest.mark.parametrize("most", [0, 1 << 30])
