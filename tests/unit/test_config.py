@@ -91,7 +91,7 @@ WRONG = {
     "runtime=mixed runtime.engines=[]": "runtime.engines: accepted are vllm, sglang; got none",
     "runtime=mixed runtime.engines=[vllm,hf]": "runtime.engines: accepted are vllm, sglang; got hf",
     "runtime=mixed runtime.instances=1": "runtime.instances: 2 kinds need as many, got 1",
-    "runtime=mixed runtime.arguments={a:1}": "runtime.arguments: each kind of runtime=mixed would need its own",
+    "runtime=mixed runtime.arguments={a:1}": "runtime.arguments: each kind of runtime=mixed would need its",
     "runtime=vllm runtime.engines=[vllm]": "runtime.engines: runtime=vllm is one kind; use runtime=mixed",
     "runtime=vllm runtime.tensor_parallel=0": "runtime.tensor_parallel: must be at least 1, got 0",
     "runtime=vllm runtime.arguments=[a]": "runtime.arguments: expected a mapping",

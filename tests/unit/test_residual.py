@@ -206,6 +206,16 @@ def test_parts_that_disagree_fail_with_the_ranges(ranks: Ranks) -> None:
         ranks.collect(AttemptId(0, 0))
 
 
+def test_a_conversion_that_breaks_fails_the_attempt_on_every_rank(ranks: Ranks) -> None:
+    def broken(part: Part) -> Part:
+        raise RuntimeError("out of memory")
+
+    ranks.sources[1].spoil = broken
+    ranks.sources[0].other[:] = 2.0
+    with pytest.raises(AttemptFailed, match=r"RuntimeError: out of memory \(found on rank 1\)"):
+        ranks.collect(AttemptId(0, 0))
+
+
 def test_elements_that_nobody_gives_fail_with_the_ranges(ranks: Ranks) -> None:
     ranks.sources[0].rows[0, 0] = 4.0
     ranks.sources[1].spoil = lambda part: None if part.name == "weight.quantized" else part

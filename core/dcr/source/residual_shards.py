@@ -1,5 +1,6 @@
 """A shard source whose residual tensors are collected before each transition (paper section 5, R5)."""
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from dcr import observe
@@ -21,6 +22,7 @@ from dcr.source.residual import (
 )
 from dcr.source.task import AffineTask
 
+_log = logging.getLogger(__name__)
 _PREFIX = "residual:"
 
 
@@ -118,8 +120,10 @@ class ResidualShards:
         try:
             parts = by_owner(self._source.convert(names), self._owner, self._exchange.world)
             return [pack_parts(each) for each in parts], ""
-        except RefitError as err:  # the others wait for this rank's messages
-            return [pack_parts(())] * self._exchange.world, str(err)
+        except Exception as err:  # noqa: BLE001 -- border to the framework: the others wait for this rank's messages
+            _log.warning("residual conversion failed", exc_info=True)
+            why = str(err) if isinstance(err, RefitError) else f"{type(err).__name__}: {err}"
+            return [pack_parts(())] * self._exchange.world, why
 
     def _assemble(self, names: tuple[str, ...], received: Sequence[bytes]) -> dict[str, Bits]:
         """Those of ``names`` that this rank owns, from every rank's parts."""
