@@ -347,7 +347,7 @@ def test_what_was_abandoned_cannot_take_effect_after_a_rollback(run: SmallRun) -
     late: list[AttemptId] = []
     open_apply = agent.open_apply
 
-    def lose(attempt: AttemptId, record: object) -> None:
+    def lose(attempt: AttemptId, record: object, manifest: str | None = None) -> None:
         late.append(attempt)
         raise AttemptFailed("the connection broke")
 
