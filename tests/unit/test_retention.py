@@ -176,7 +176,7 @@ def test_the_lease_of_a_reader_that_died_runs_out(left_s: float, stays: bool) ->
 
 def test_readers_of_what_is_kept_do_not_delay_it() -> None:
     made = grown()
-    with made.archive.reading(6):
+    with made.archive.reading(7):
         assert pruner(made, clock=lambda: 0.0).prune(made.records[-1], 2)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dcr.errors import IntegrityError, PayloadError, StoreError
 from dcr.model import AttemptId, CommitRecord, Manifest, from_json
 from dcr.refit.site import Site
-from dcr.transport.chain import history
+from dcr.transport.chain import history, older
 from dcr.transport.collect import collect_attempts, collect_between, named_earlier
 from dcr.transport.leftovers import Manifests
 from dcr.transport.retention import Pruner
@@ -40,6 +40,8 @@ class Collector:
         """Remove what failed attempts of any earlier version left; how many objects it was."""
         try:
             manifests = history(self._site.archive, record)
+            # what was announced to go may be read still: that is for pruning
+            manifests += [manifest for _, manifest in older(self._site.archive, manifests[0])]
             keep, named = [manifest.attempt for manifest in manifests], named_earlier(manifests)
             found = collect_attempts(self._site.store, self._site.run, keep, named)
             found += self._manifests.remove(lambda attempt: _has_failed(attempt, keep))

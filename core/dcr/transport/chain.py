@@ -64,6 +64,22 @@ def newest_first(archive: Archive, record: CommitRecord) -> Iterator[Manifest]:
             return
 
 
+def older(archive: Archive, first: Manifest) -> Iterator[tuple[str, Manifest]]:
+    """Digest and manifest of each version before ``first``'s, newest first, as far as pruning has left them.
+
+    Raises:
+        StoreError: as ``chain``.
+    """
+    parent = first.parent
+    while parent is not None:
+        try:
+            manifest = from_json(Manifest, archive.get_object("manifest", parent[1]))
+        except (MissingObject, PayloadError):
+            return
+        yield parent[1], manifest
+        parent = manifest.parent
+
+
 def links(archive: Archive, record: CommitRecord, since: int) -> list[Manifest]:
     """The manifests of the versions after ``since`` up to ``record``'s, oldest first.
 

@@ -67,12 +67,19 @@ def live_leases(store: ObjectStore, run: RunId, *, clock: Callable[[], float] = 
     Raises:
         StoreError: the store failed; ask again.
     """
+    while (found := _listed(store, run, clock)) is None:
+        pass
+    return found
+
+
+def _listed(store: ObjectStore, run: RunId, clock: Callable[[], float]) -> list[Lease] | None:
+    """As ``live_leases``; None if one went meanwhile, since its renewal may be younger than the listing."""
     found = []
     for key in store.list(f"{run}/{READER}/"):
         try:
             lease = from_json(Lease, store.get(key))
         except MissingObject:
-            continue
+            return None
         except PayloadError as err:
             _log.warning("the reader's lease %s is damaged and does not count: %s", key, err)
             store.delete(key)

@@ -12,9 +12,10 @@ from dcr.audit import table_digest
 from dcr.errors import IntegrityError, MissingObject, PayloadError
 from dcr.model import AttemptId, Catalogue, CommitRecord, Manifest, from_json
 from dcr.transport.base import Anchor, Archive, ObjectStore
-from dcr.transport.chain import history
+from dcr.transport.chain import history, older
 from dcr.transport.keys import (
     ANCHOR,
+    ANCHORED,
     CLOSE,
     FLOOR,
     PAYLOAD,
@@ -68,16 +69,18 @@ class Pruner:
         if floor <= max(self._done, 0):
             self._done = floor
             return []
-        if any(lease.version < floor for lease in live_leases(self._store, self._run, clock=self._clock)):
-            _log.info("versions before %d stay for now: somebody reads one of them", floor)
+        # a reader of ``floor`` itself may have begun before that had its anchor, so with what goes
+        if any(lease.version <= floor for lease in live_leases(self._store, self._run, clock=self._clock)):
+            _log.info("versions before %d stay for now: somebody reads one of them, or it", floor)
             return []
         removed = list(self._remove(record, floor, retained.anchors))
         self._done = floor
         return removed
 
     def collect_unlinked(self, record: CommitRecord) -> list[str]:
-        """Remove planes that no anchor's entry names, but for those of ``record``'s own version."""
-        named = {anchor.attempt for anchor in self._archive.retained().anchors}
+        """Remove planes without an entry, be it damaged, but for those of ``record``'s own version."""
+        entries = f"{self._run}/{ANCHORED}/"
+        named = {parse_attempt(key.removeprefix(entries)) for key in self._store.list(entries)}
         prefix, removed = f"{self._run}/{ANCHOR}/", []
         for key in self._store.list(prefix):
             attempt = parse_attempt(key.removeprefix(prefix).partition("/")[0])
@@ -105,7 +108,7 @@ class Pruner:
         kept = history(self._archive, record)
         first = kept[0]
         tables = {record.audit, *(self._table(manifest) for manifest in kept)}
-        for manifest, digest in reversed(list(self._older(first))):
+        for digest, manifest in reversed(list(older(self._archive, first))):
             yield from self._remove_attempts(manifest)
             if (table := self._table(manifest)) and table not in tables:
                 yield self._delete(f"{self._run}/audit/{table}")
@@ -119,17 +122,6 @@ class Pruner:
         for key in self._store.list(f"{self._run}/{FLOOR}/"):
             if key != floor_key(self._run, floor):
                 yield self._delete(key)
-
-    def _older(self, first: Manifest) -> Iterator[tuple[Manifest, str]]:
-        """Manifests before ``first``, newest first, as far back as earlier pruning has left them."""
-        parent = first.parent
-        while parent is not None:
-            try:
-                manifest = from_json(Manifest, self._archive.get_object("manifest", parent[1]))
-            except (MissingObject, PayloadError):
-                return
-            yield manifest, parent[1]
-            parent = manifest.parent
 
     def _remove_attempts(self, manifest: Manifest) -> Iterator[str]:
         """What lies under the attempt that committed a version, and under earlier ones that it names (P6)."""

@@ -1,0 +1,100 @@
+"""Pruning and collecting beside readers: each order in which they may meet."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from dcr.model import Encoding, Manifest, to_json
+from dcr.refit.collecting import Collector
+from dcr.refit.site import Site
+from dcr.testing.history import History, random_tensors, small_catalogue
+from dcr.transport.chain import chain
+from dcr.transport.keys import anchored_key, reader_key
+from dcr.transport.memory import MemoryStore
+from dcr.transport.reading import LEASE_S, Lease, live_leases, reading
+from dcr.transport.replay import replay
+from dcr.transport.retention import Pruner
+
+NOW = 1_000_000.0
+
+
+class Interposed(MemoryStore):
+    """Calls ``then`` once, after a listing of readers' leases and before anybody reads them."""
+
+    then: Callable[[], None] | None = None
+
+    def list(self, prefix: str) -> list[str]:  # type: ignore[explicit-override]  # typing.override: 3.12
+        found = super().list(prefix)
+        if "/reader/" in prefix and self.then is not None:
+            then, self.then = self.then, None
+            then()
+        return found
+
+
+def grown(num_versions: int, *, anchors: tuple[int, ...] = ()) -> History:
+    made = History(Interposed(), small_catalogue(), audits=True, num_owners=1)
+    rng = np.random.default_rng(5)
+    for version in range(num_versions):
+        made.commit(random_tensors(made.catalogue, rng), encoding=Encoding.XOR)
+        if version in anchors:
+            made.anchor(version)
+    return made
+
+
+def pruner(made: History) -> Pruner:
+    return Pruner(made.store, made.archive, made.catalogue, lambda: NOW)
+
+
+def read(made: History, manifests: list[Manifest]) -> None:
+    for manifest in manifests:
+        for ref in manifest.payloads:
+            made.archive.get_payload(manifest, ref)
+
+
+def test_a_lease_that_is_renewed_while_leases_are_listed_counts() -> None:
+    store, now = Interposed(), [NOW]
+    with reading(store, "run", 3, clock=lambda: now[0]) as keep:
+        now[0] += LEASE_S * 0.6
+        store.then = keep
+        assert [lease.version for lease in live_leases(store, "run", clock=lambda: now[0])] == [3]
+
+
+def test_a_reader_that_began_before_the_anchor_of_its_version_goes_on() -> None:
+    made = grown(7, anchors=(3,))
+    record = made.records[-1]
+    made.store.put(reader_key(made.catalogue.run, "reader"), to_json(Lease(6, int(NOW + 60))))
+    begun = chain(made.archive, record)
+    made.anchor(6)
+    assert pruner(made).prune(record, 1) == []
+    read(made, begun)
+    made.store.delete(reader_key(made.catalogue.run, "reader"))
+    assert pruner(made).prune(record, 1)
+    read(made, chain(made.archive, record))
+
+
+def test_a_resumed_run_leaves_announced_versions_to_their_readers(tmp_path: Path) -> None:
+    made = grown(9, anchors=(3, 6))
+    made.archive.put_object("catalogue", to_json(made.catalogue))
+    made.store.put(reader_key(made.catalogue.run, "reader"), to_json(Lease(4, int(NOW + 60))))
+    begun = chain(made.archive, made.records[4])
+    assert pruner(made).prune(made.records[-1], 2) == []
+    assert made.archive.retained().floor == 6
+    assert Collector(Site(made.catalogue.run, made.store, tmp_path)).at_start(made.records[-1]) == 0
+    read(made, begun)
+    made.store.delete(reader_key(made.catalogue.run, "reader"))
+    assert pruner(made).prune(made.records[-1], 2)
+
+
+def test_planes_of_an_entry_that_is_damaged_are_not_removed(tmp_path: Path) -> None:
+    made = grown(9, anchors=(3, 6))
+    pruner(made).prune(made.records[-1], 2)
+    made.archive.put_object("catalogue", to_json(made.catalogue))
+    entry = anchored_key(made.catalogue.run, made.records[6].attempt)
+    whole = made.store.get(entry)
+    made.store.delete(entry)
+    made.store.put(entry, b"{")
+    Collector(Site(made.catalogue.run, made.store, tmp_path)).at_start(made.records[-1])
+    made.store.delete(entry)
+    made.store.put(entry, whole)  # an operator writes it anew: everything that it names is still there
+    assert replay(made.archive, made.records[-1], made.catalogue).keys() == made.tensors[-1].keys()
