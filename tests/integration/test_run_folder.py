@@ -29,6 +29,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str]:
     return folder, done.stdout
 
 
+ELSEWHERE = {"coordinator.stage", "coordinator.staged", "receiver.hold", "owner.residual"}
+"""Stages of asynchronous mode, and of trainers with residual tensors."""
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -38,7 +42,9 @@ def test_the_trace_shows_every_stage_and_breaks_no_rule(run: tuple[RunFolder, st
     assert check_file(folder.trace_json) == []
     events = json.loads(folder.trace_json.read_text())["traceEvents"]
     seen = Counter(event["name"] for event in events if event["ph"] == "X")
-    assert set(TRACKS) - set(seen) <= {"coordinator.restore"}  # by admission or by the next attempt
+    assert set(TRACKS) - set(seen) - ELSEWHERE <= {
+        "coordinator.restore"
+    }  # by admission or by the next attempt
     assert seen["coordinator.commit"] == STEPS
     assert seen["owner.fold_in"] == 2 * STEPS
     assert {

@@ -69,8 +69,8 @@ def test_every_refit_changes_bits_and_leaves_none_different(delta: Finished) -> 
 def test_the_summary_is_as_documented(delta: Finished) -> None:
     assert list(delta.summary) == [
         "num_steps", "final_version", "differing_bits", "payload_bytes", "dense_bytes", "uploaded_bytes",
-        "downloaded_bytes", "changed_fraction", "weights_digest", "rewards", "token_digest", "peak_rss_bytes",
-        "receivers",
+        "downloaded_bytes", "pause_mean_s", "pause_max_s", "changed_fraction", "weights_digest", "rewards",
+        "token_digest", "peak_rss_bytes", "receivers",
     ]  # fmt: skip
     assert (delta.summary["num_steps"], delta.summary["final_version"]) == (STEPS, STEPS)
     assert delta.summary["differing_bits"] == 0
