@@ -1,5 +1,6 @@
 """A whole run with anchors whose older versions are pruned: proofs, exports of what is kept, resuming."""
 
+import contextlib
 import json
 import os
 import time
@@ -14,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from dcr.transport.chain import history
 from dcr_recipes.commands.opened import open_run
+from dcr_recipes.launch.object_server import own_server
+from dcr_recipes.layout import RunFolder
 
 pytestmark = pytest.mark.processes
 STEPS, EVERY, KEEP = 10, 3, 2
@@ -34,6 +37,12 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         time.sleep(0.02)
     done(running)
     return folder
+
+
+def served(folder: Path) -> "contextlib.AbstractContextManager[None]":
+    """Have the run's own server, if it has one, run inside the block and no longer."""
+    files = RunFolder(folder)
+    return own_server(files) if files.s3.is_dir() else contextlib.nullcontext()
 
 
 def versions(folder: Path) -> list[dict[str, Any]]:
@@ -58,11 +67,12 @@ def test_older_versions_go_and_everything_else_is_as_without(finished: Path, pla
     assert [row["version"] for row in found] == list(range(9, STEPS + 1))
     assert [bool(row["anchor_bytes"]) for row in found] == [True, False]
     done(dcr("verify", str(finished)))
-    opened = open_run(finished)
-    committed = {str(m.attempt) for m in history(opened.site.archive, opened.state().record)[1:]}
-    run = opened.site.run
-    assert {key.split("/")[2] for key in opened.site.store.list(f"{run}/payload/")} == committed
-    assert opened.site.store.list(f"{run}/reader/") == []
+    with served(finished):
+        opened = open_run(finished)
+        committed = {str(m.attempt) for m in history(opened.site.archive, opened.state().record)[1:]}
+        run = opened.site.run
+        assert {key.split("/")[2] for key in opened.site.store.list(f"{run}/payload/")} == committed
+        assert opened.site.store.list(f"{run}/reader/") == []
     for name in ("weights_digest", "token_digest", "rewards", "changed_fraction"):
         assert summary[name] == plain[name], name
 

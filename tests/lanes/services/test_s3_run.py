@@ -150,7 +150,6 @@ def test_no_second_server_is_started_on_the_same_data(tmp_path: Path) -> None:
         (["transport=s3", "transport.bucket=b", "transport.endpoint=h:1"], r"transport\.endpoint: .*http://"),
         (["transport=s3", "transport.path=x"], r"transport\.path: transport=s3 has a bucket"),
         (["transport.bucket=b"], r"transport\.bucket: transport=directory has none"),
-        (["transport=s3", "runtime=vllm"], r"use transport=directory"),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(words: list[str], complaint: str) -> None:
