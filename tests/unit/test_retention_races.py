@@ -4,7 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from dcr.errors import IntegrityError
 from dcr.model import Encoding, Manifest, to_json
 from dcr.refit.collecting import Collector
 from dcr.refit.site import Site
@@ -84,6 +86,21 @@ def test_a_resumed_run_leaves_announced_versions_to_their_readers(tmp_path: Path
     read(made, begun)
     made.store.delete(reader_key(made.catalogue.run, "reader"))
     assert pruner(made).prune(made.records[-1], 2)
+
+
+def test_who_reads_a_version_may_look_into_it_again_after_it_was_announced() -> None:
+    """As an export does, file by file, and catching up, which rebuilds some tensors on its way."""
+    made = grown(9, anchors=(3, 6))
+    clock = lambda: 0.0  # noqa: E731 -- before every lease's end
+    one = Pruner(made.store, made.archive, made.catalogue, clock)
+    archive = made.archive  # of one process
+    with archive.reading(4):
+        assert one.prune(made.records[-1], 2) == []
+        assert archive.retained().floor == 6
+        rebuilt = replay(archive, made.records[4], made.catalogue)
+        assert all(np.array_equal(rebuilt[name], bits) for name, bits in made.tensors[4].items())
+    with pytest.raises(IntegrityError, match="version 4 is not kept; the oldest is 6"):
+        replay(archive, made.records[4], made.catalogue)
 
 
 def test_planes_of_an_entry_that_is_damaged_are_not_removed(tmp_path: Path) -> None:

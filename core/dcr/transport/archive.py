@@ -1,8 +1,8 @@
 """The run's durable objects: manifests, audit tables, catalogues, committed payloads (DESIGN P3, B5)."""
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from dcr.errors import ConfigError, PayloadError
 from dcr.model import Manifest, PayloadRef, RunId, digest_hex
@@ -20,6 +20,7 @@ class StoreArchive:
     def __init__(self, store: ObjectStore, run: RunId) -> None:
         self._store = store
         self._run = check_segment(run, "run id")
+        self._read: list[int] = []
 
     def put_object(self, kind: str, data: bytes) -> str:
         """Store ``data`` durably under its own digest and return the digest; idempotent.
@@ -59,9 +60,16 @@ class StoreArchive:
         """See ``Archive``."""
         return retained(self._store, self._run)
 
-    def reading(self, version: int) -> AbstractContextManager[Callable[[], None]]:
+    @contextmanager
+    def reading(self, version: int) -> Iterator[Callable[[], None]]:
         """See ``Archive``."""
-        return reading(self._store, self._run, version)
+        covered = lambda: any(held <= version for held in tuple(self._read))  # noqa: E731 -- asked later
+        with reading(self._store, self._run, version, covered=covered) as keep:
+            self._read.append(version)
+            try:
+                yield keep
+            finally:
+                self._read.remove(version)
 
     def _key(self, kind: str, digest: str) -> str:
         if check_segment(kind, "kind") in RESERVED:

@@ -44,8 +44,12 @@ def reading(
     *,
     lease_s: float = LEASE_S,
     clock: Callable[[], float] = wall_clock,
+    covered: Callable[[], bool] = lambda: False,
 ) -> Iterator[Callable[[], None]]:
     """See ``Archive.reading``. A store that takes no lease, being full or read-only, is read without one.
+
+    ``covered``: whether this process reads that version or an older one already. Then what was announced to
+    go since is still there, and stays.
 
     Raises:
         IntegrityError: ``version`` is not kept.
@@ -54,7 +58,7 @@ def reading(
     held = _Held(store, run, version, lease_s, clock)
     held.renew()
     try:
-        if version < (oldest := floor(store, run)):
+        if version < (oldest := floor(store, run)) and not covered():
             raise IntegrityError(f"version {version} is not kept; the oldest is {oldest}")
         yield held.keep
     finally:
