@@ -251,3 +251,12 @@ def test_replaced_and_unknown_attempts_are_refused(run: SmallRun) -> None:
     with pytest.raises(AttemptFailed, match="attempt is"):
         agent.staged(later, record.manifest)
     assert run.receivers["runtime-0"].served() == 1, "nothing of it shut the gate"
+
+
+def test_a_late_copy_of_the_last_settling_leaves_what_is_staged(run: SmallRun) -> None:
+    before = run.sync().record
+    agent = run.receivers["runtime-0"].agent
+    run.before["runtime-0", "staged"] = lambda: agent.settle(before)
+    report = run.sync()
+    assert report.num_attempts == 1
+    committed(run, report)

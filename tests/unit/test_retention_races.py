@@ -11,7 +11,7 @@ from dcr.model import Encoding, Manifest, to_json
 from dcr.refit.collecting import Collector
 from dcr.refit.site import Site
 from dcr.testing.history import History, random_tensors, small_catalogue
-from dcr.transport.chain import chain
+from dcr.transport.chain import chain, newest_first
 from dcr.transport.keys import anchored_key, reader_key
 from dcr.transport.memory import MemoryStore
 from dcr.transport.reading import LEASE_S, Lease, live_leases, reading
@@ -101,6 +101,26 @@ def test_who_reads_a_version_may_look_into_it_again_after_it_was_announced() -> 
         assert all(np.array_equal(rebuilt[name], bits) for name, bits in made.tensors[4].items())
     with pytest.raises(IntegrityError, match="version 4 is not kept; the oldest is 6"):
         replay(archive, made.records[4], made.catalogue)
+
+
+@pytest.mark.parametrize("at", [8, 6, 5, 4])
+def test_a_history_that_is_listed_while_it_is_pruned_is_not_broken(at: int) -> None:
+    made = grown(9, anchors=(3, 6))
+    listed = newest_first(made.archive, made.records[-1])
+    found = [next(listed).attempt.version for _ in range(9 - at)]
+    pruner(made).prune(made.records[-1], 2)
+    found += [manifest.attempt.version for manifest in listed]
+    assert found == [8, 7, *range(6, min(at, 6) - 1, -1)]
+
+
+def test_a_kept_manifest_that_is_missing_is_told_whatever_is_pruned() -> None:
+    made = grown(9, anchors=(3, 6))
+    listed = newest_first(made.archive, made.records[-1])
+    next(listed)
+    pruner(made).prune(made.records[-1], 2)
+    made.store.delete(f"{made.catalogue.run}/manifest/{made.records[6].manifest}")
+    with pytest.raises(IntegrityError, match=r"version 6: manifest .* is missing"):
+        list(listed)
 
 
 def test_planes_of_an_entry_that_is_damaged_are_not_removed(tmp_path: Path) -> None:

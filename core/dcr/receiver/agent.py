@@ -264,7 +264,9 @@ class ReceiverAgent:
             settled = rules.after_settle(self._held.standing, record)
             observe.point("receiver.settle.before", version=record.version)
             self._held.stand(settled, record)
-            self._stager.end()
+            staging = self._stager.attempt
+            if staging is None or self._fences.is_cancelled(staging):  # else this call is a late copy
+                self._stager.end()
             self._held.open_gate()
             observe.point("receiver.settle.after", version=record.version)
             return self._report()

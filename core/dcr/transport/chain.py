@@ -56,12 +56,20 @@ def history(archive: Archive, record: CommitRecord) -> list[Manifest]:
 
 
 def newest_first(archive: Archive, record: CommitRecord) -> Iterator[Manifest]:
-    """As ``history``, from the other end: each is read when it is asked for."""
-    oldest = archive.retained().floor
-    for _, manifest in _walk(archive, record):
-        yield manifest
-        if manifest.attempt.version <= oldest:
-            return
+    """As ``history``, from the other end: each is read when it is asked for.
+
+    Where pruning goes on meanwhile it ends with some version that is not kept any more.
+    """
+    oldest, version = archive.retained().floor, record.version + 1
+    try:
+        for _, manifest in _walk(archive, record):
+            version = manifest.attempt.version
+            yield manifest
+            if version <= oldest:
+                return
+    except IntegrityError:
+        if version > archive.retained().floor:
+            raise
 
 
 def older(archive: Archive, first: Manifest) -> Iterator[tuple[str, Manifest]]:
