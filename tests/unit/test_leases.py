@@ -221,6 +221,29 @@ def test_it_is_renewed_at_once_when_somebody_waits_for_it(
             assert version == 0
 
 
+def test_an_engine_that_takes_long_to_pause_does_not_hold_up_a_renewal(lease: Lease) -> None:
+    entered, extended = threading.Event(), threading.Event()
+
+    class Slow:
+        def close(self) -> None:
+            entered.set()
+            assert extended.wait(WAIT_S), "whoever renews the lease waits for the engine"
+
+        def open(self, version: int, *, changed: bool) -> None:
+            self.close()
+
+    gate = ServingGate(Slow(), lease=lease)
+    for move in (gate.close, lambda: gate.open(1, changed=True)):
+        entered.clear()
+        extended.clear()
+        with ThreadPoolExecutor(1) as pool:
+            moving = pool.submit(move)
+            assert entered.wait(WAIT_S)
+            lease.extend(500.0)
+            extended.set()
+            moving.result()
+
+
 def test_without_an_answer_it_goes_on_asking_and_serving_ends_by_itself(
     clock: Clock, lease: Lease, coordinator: Coordinator
 ) -> None:

@@ -34,6 +34,8 @@ class ServingGate:
         self._inner = inner
         self._admit_deadline_s = admit_deadline_s
         self._drain_deadline_s = drain_deadline_s
+        self._turn = threading.Lock()
+        """Held by who closes or opens; the inner gate moves under it alone, which may take long."""
         self._moved = threading.Condition()
         self._open = False
         self._version = -1
@@ -69,13 +71,14 @@ class ServingGate:
         Raises:
             AttemptFailed: requests are still in flight after the drain deadline; the gate stays closed.
         """
-        with self._moved:
-            self._open = False
-            drained = self._moved.wait_for(lambda: self._in_flight == 0, self._drain_deadline_s)
-            if not drained:
-                raise AttemptFailed(
-                    f"{self._in_flight} requests still in flight after {self._drain_deadline_s:g} s"
-                )
+        with self._turn:
+            with self._moved:
+                self._open = False
+                drained = self._moved.wait_for(lambda: self._in_flight == 0, self._drain_deadline_s)
+                if not drained:
+                    raise AttemptFailed(
+                        f"{self._in_flight} requests still in flight after {self._drain_deadline_s:g} s"
+                    )
             if self._inner is not None:
                 self._inner.close()
 
@@ -85,16 +88,17 @@ class ServingGate:
         Raises:
             IntegrityError: weights changed while requests were admitted or in flight.
         """
-        with self._moved:
+        with self._turn:
             if self._open and version == self._version:
                 return
             if changed:
                 self._clear_for(version)
             if self._inner is not None:
                 self._inner.open(version, changed=changed)
-            self._version = version
-            self._open = True
-            self._moved.notify_all()
+            with self._moved:
+                self._version = version
+                self._open = True
+                self._moved.notify_all()
         if not self._may_serve():
             self._want_lease()
 
@@ -139,7 +143,9 @@ class ServingGate:
             self._moved.notify_all()
 
     def _clear_for(self, version: int) -> None:
-        if self._open or self._in_flight:
-            raise IntegrityError(f"weights became version {version} while requests used {self._version}")
-        for clear in self._clear_caches:
+        with self._moved:
+            if self._open or self._in_flight:
+                raise IntegrityError(f"weights became version {version} while requests used {self._version}")
+            clears = tuple(self._clear_caches)
+        for clear in clears:  # nobody is admitted before who closes or opens has had its turn
             clear()
