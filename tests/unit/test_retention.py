@@ -14,7 +14,7 @@ from dcr.refit.versions import record_at
 from dcr.testing.history import History, random_tensors, small_catalogue
 from dcr.transport.keys import anchor_key, payload_key, reader_key
 from dcr.transport.memory import MemoryStore
-from dcr.transport.reading import LEASE_S, SKEW_S, Lease, reading
+from dcr.transport.reading import LEASE_S, SKEW_S, Lease, live_leases, reading
 from dcr.transport.replay import replay
 from dcr.transport.retention import Pruner
 
@@ -191,6 +191,26 @@ def test_a_long_reading_renews_its_lease() -> None:
         assert len(store.list("run/reader/")) == 1
         assert store.list("run/reader/") != first
     assert store.list("") == []
+
+
+def test_a_renewal_that_fails_is_tried_again_before_the_lease_runs_out() -> None:
+    store, now = Dying(), [NOW]
+    with reading(store, "run", 3, clock=lambda: now[0]) as keep:
+        first = store.list("run/reader/")
+        now[0] += LEASE_S * 0.6
+        store.left = 0
+        keep()
+        assert store.list("run/reader/") == first, "the old one stays until there is a new one"
+        store.left = None
+        now[0] += LEASE_S * 0.05
+        keep()
+        assert store.list("run/reader/") == first, "a store that fails is not asked at every object"
+        now[0] += LEASE_S * 0.1
+        keep()
+        assert len(store.list("run/reader/")) == 1
+        assert store.list("run/reader/") != first
+        now[0] += LEASE_S * 0.6
+        assert [lease.version for lease in live_leases(store, "run", clock=lambda: now[0])] == [3]
 
 
 def test_an_anchor_that_lacks_a_payload_carries_nothing() -> None:

@@ -96,30 +96,34 @@ def _listed(store: ObjectStore, run: RunId, clock: Callable[[], float]) -> list[
 
 
 class _Held:
-    """One reader's lease, written anew under another name whenever half of it is over."""
+    """One reader's lease, written anew under another name whenever half of it is over.
+
+    If that fails, it is tried again after a tenth of it: several times before the old one runs out.
+    """
 
     def __init__(
         self, store: ObjectStore, run: RunId, version: int, lease_s: float, clock: Callable[[], float]
     ) -> None:
         self._store, self._run, self._version = store, run, version
         self._lease_s, self._clock = lease_s, clock
-        self._renewed_at = 0.0
+        self._due_at = 0.0
         self._key = ""
 
     def keep(self) -> None:
-        if self._clock() - self._renewed_at > self._lease_s / 2:
+        if self._clock() > self._due_at:
             self.renew()
 
     def renew(self) -> None:
-        before, self._renewed_at = self._key, self._clock()
+        before, now = self._key, self._clock()
         key = reader_key(self._run, new_nonce())
-        lease = Lease(self._version, int(self._renewed_at + self._lease_s) + 1)
+        lease = Lease(self._version, int(now + self._lease_s) + 1)
         try:
             self._store.put(key, to_json(lease))
         except (ConfigError, StoreError) as err:  # wrong credentials are a mistake of the configuration
             _log.warning("version %d is read without a lease, pruning may end it: %s", self._version, err)
+            self._due_at = self._clock() + self._lease_s / 10
             return
-        self._key = key
+        self._key, self._due_at = key, now + self._lease_s / 2
         self._remove(before)
 
     def end(self) -> None:
