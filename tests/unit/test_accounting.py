@@ -122,8 +122,9 @@ def test_a_fold_in_without_a_construction_is_no_transition() -> None:
     assert account([]) == []
 
 
-def test_the_oracle_takes_no_part() -> None:
-    assert only([*transition(), life("oracle", span("receiver.apply", 80, 95))]) == only(transition())
+@pytest.mark.parametrize("name", ["oracle", "oracle-1"])
+def test_an_oracle_takes_no_part(name: str) -> None:
+    assert only([*transition(), life(name, span("receiver.apply", 80, 95))]) == only(transition())
 
 
 def test_machines_are_brought_to_one_clock_by_their_headers() -> None:

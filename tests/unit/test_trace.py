@@ -245,7 +245,7 @@ def test_seconds_are_of_the_slowest_process_and_count_nothing_twice() -> None:
     lives = [
         *_good(),
         _life("owner-1", _span("owner.compare", 10, 15)),
-        _life("oracle", _span("runtime.load_dense", 0, 9)),
+        *(_life(name, _span("runtime.load_dense", 0, 9)) for name in ("oracle", "oracle-1")),
     ]
     found = stage_seconds(lives)
     assert found["compare"] == pytest.approx(0.005)

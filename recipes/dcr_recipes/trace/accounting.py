@@ -32,7 +32,6 @@ CHECKS = frozenset({"receiver.check", "receiver.audit"})
 _BEGINS = frozenset({"owner.construct", "owner.compare", "owner.residual"})
 _FOLD_IN = "owner.fold_in"
 _KEPT = COMPUTE | CHECKS | _BEGINS | {SENDS, FETCHES, APPLY, _FOLD_IN}
-_NO_REFIT = "oracle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ def _by_party(seen: Iterable[_Seen], names: Iterable[str]) -> Mapping[str, list[
 def _on_one_clock(lives: Sequence[Life]) -> Iterable[_Seen]:
     offsets = clock_offsets([life.header for life in lives])
     for life in lives:
-        if life.header.process == _NO_REFIT:
+        if not life.header.takes_part:
             continue
         offset = offsets[life.header]
         for span in life.spans:

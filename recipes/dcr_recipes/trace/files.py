@@ -17,6 +17,7 @@ from typing import Any
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NUM_READINGS = 5
+_ORACLE = "oracle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Header:
     boot: str
     clock_ns: int
     wall_ns: int
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether its stages belong to refits: oracles, one a kind of runtime, are only compared with."""
+        return self.process.partition("-")[0] != _ORACLE
 
 
 @dataclass(frozen=True, slots=True)

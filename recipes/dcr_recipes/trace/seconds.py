@@ -32,14 +32,13 @@ _WITHOUT = {"owner.encode": "owner.compress"}
 _FOLD_IN = "owner.fold_in"
 _COUNTED_APART = ("owner.compare", "owner.project")
 """A fold-in compares once more; that is part of the fold-in."""
-_NO_REFIT = frozenset({"oracle"})
 
 
 def stage_seconds(lives: Sequence[Life]) -> dict[str, float]:
     """Seconds of every column: each process's spans summed, then the largest of all processes."""
     totals: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for life in lives:
-        if life.header.process not in _NO_REFIT:
+        if life.header.takes_part:
             for name, num_ns in _totals(life.spans).items():
                 totals[name][life.header.process] += num_ns
     return {
