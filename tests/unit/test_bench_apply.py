@@ -135,8 +135,13 @@ def test_what_a_runtime_lacks_is_refused(choice: apply.Choice, words: str) -> No
 
 def test_a_missing_lane_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
-    with pytest.raises(ConfigError, match="make lane-vllm"):
+    with pytest.raises(ConfigError, match="make setup-vllm"):
         apply.default_python()
+
+
+def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--python: {tmp_path} is no program"):
+        apply.run([apply.Case("vllm", "dense", 1, python=tmp_path)])
 
 
 def test_costs_of_ranks_are_summed() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dcr_recipes.bench.apply_model import specs_of
-from dcr_recipes.bench.refit import _verdicts
+from dcr_recipes.bench.refit import Options, _verdicts, quick
 from dcr_recipes.bench.refit_model import RowShards, shape_for
 
 SPECS = specs_of(shape_for(1.0, quick=True))
@@ -46,3 +46,10 @@ def test_verdicts_name_where_transport_rules_and_how_much_shorter_pauses_are() -
     assert "+12.0%" in first
     assert last.endswith("6.0 times shorter")
     assert _verdicts([{**rows[0], "transport_to_construction": 1.9}]) == []
+
+
+def test_the_quick_one_keeps_what_does_not_take_time() -> None:
+    asked = Options(nodes=(3, 1), modes=("async",), num_owners=3, ahead=7, poll_s=0.5)
+    made = quick(asked)
+    assert (made.nodes, made.modes, made.num_owners, made.ahead, made.poll_s) == ((3,), ("async",), 3, 7, 0.5)
+    assert (made.num_warm, made.num_timed, made.sizes.quick) == (1, 1, True)

@@ -4,6 +4,7 @@ Runtime ``hf`` runs here; ``vllm`` runs in the interpreter of its lane, one proc
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -116,7 +117,7 @@ def _hf(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def _lane(case: Case) -> list[dict[str, Any]]:
-    python = case.python or default_python()
+    python = _required(case.python) if case.python else default_python()
     words = ["--model", case.model, "--tp", str(case.tp), "--rounds", str(case.rounds)]
     words += ["--rates", *(str(rate) for rate in case.rates), *(["--quick"] if case.quick else [])]
     done = subprocess.run(
@@ -128,6 +129,12 @@ def _lane(case: Case) -> list[dict[str, Any]]:
     return found
 
 
+def _required(python: Path) -> Path:
+    if not os.access(python, os.X_OK) or not python.is_file():
+        raise ConfigError(f"--python: {python} is no program; give the Python of a lane, or leave it out")
+    return python
+
+
 def default_python() -> Path:
     """The interpreter of the lane ``vllm``, beside this one's environment.
 
@@ -136,7 +143,7 @@ def default_python() -> Path:
     """
     python = Path(sys.prefix).parent / ".venv-vllm" / "bin" / "python"
     if not python.exists():
-        raise ConfigError(f"{python} does not exist; run 'make lane-vllm', or give --python FILE")
+        raise ConfigError(f"{python} does not exist; run 'make setup-vllm', or give --python FILE")
     return python
 
 

@@ -9,7 +9,7 @@ same run.
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,14 @@ class Options:
 
 def quick(options: Options) -> Options:
     """The same in seconds: a tiny model, one refit of each."""
-    return Options(
-        rates=options.rates[:1], nodes=options.nodes[:1], modes=options.modes,
-        transport=options.transport, num_warm=1, num_timed=1, num_references=options.num_references,
-        sizes=Sizes(bucket_mib=1, chunk_mib=1, quick=True), link=options.link, limiter=options.limiter,
-    )  # fmt: skip
+    return replace(
+        options,
+        rates=options.rates[:1],
+        nodes=options.nodes[:1],
+        num_warm=1,
+        num_timed=1,
+        sizes=Sizes(bucket_mib=1, chunk_mib=1, quick=True),
+    )
 
 
 def run(options: Options) -> Report:

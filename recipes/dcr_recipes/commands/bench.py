@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dcr_recipes.commands.numbers import count, share
+
 if TYPE_CHECKING:
     from dcr_recipes.bench.report import Report
 
@@ -14,8 +16,9 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     """Add the command and its benchmarks to the parser."""
     parser = commands.add_parser(
         "bench",
-        help="measure codec, scan, construction and apply on this machine",
-        description=f"Measure one part of a refit. Each table has its ceiling from the same run. {_HINT}",
+        help="measure the parts of a refit, or whole refits, on this machine",
+        description="Measure a part of a refit, or whole ones. Each table has its ceiling from the same run."
+        f" {_HINT}",
         epilog="example: dcr bench scan --quick --json",
     )
     benches = parser.add_subparsers(required=True, metavar="BENCH")
@@ -59,14 +62,7 @@ def _bench(
 
 
 def _mib(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--mib", type=_positive, metavar="N", help=text)
-
-
-def _positive(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{word} is not a positive number")
-    return number
+    parser.add_argument("--mib", type=count, metavar="N", help=text)
 
 
 def _values(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -152,19 +148,19 @@ def _apply(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     text = "applying changes through the learned map, the hook and a dense load, beside the floor of writing"
     parser = _bench(benches, "apply", text)
     parser.add_argument(
-        "--runtime", choices=("hf", "vllm"), default="hf", help="default hf; vllm needs 'make lane-vllm'"
+        "--runtime", choices=("hf", "vllm"), default="hf", help="default hf; vllm needs 'make setup-vllm'"
     )
     parser.add_argument(
         "--model", choices=("dense", "moe"), nargs="+", help="default: all that the runtime has"
     )
-    parser.add_argument("--tp", type=_positive, nargs="+", metavar="N", help="default: hf 1, vllm 1 and 2")
-    parser.add_argument("--rates", type=_share, nargs="+", metavar="S", help="default 0.01 0.03")
+    parser.add_argument("--tp", type=count, nargs="+", metavar="N", help="default: hf 1, vllm 1 and 2")
+    parser.add_argument("--rates", type=share, nargs="+", metavar="S", help="default 0.01 0.03")
     parser.add_argument(
         "--python", type=Path, metavar="FILE", help="interpreter of the lane (default .venv-vllm)"
     )
     parser.add_argument(
         "--memory",
-        type=_positive,
+        type=count,
         nargs="?",
         const=1000,
         metavar="N",
@@ -194,16 +190,9 @@ def _catch_up(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     text = "bringing a receiver 1, 7 and 50 versions forward, beside a dense restore and a dense refit"
     parser = _bench(benches, "catch-up", text)
     parser.add_argument(
-        "--rate", type=_share, default=0.01, metavar="S", help="bits that a version changes, default 0.01"
+        "--rate", type=share, default=0.01, metavar="S", help="bits that a version changes, default 0.01"
     )
     parser.set_defaults(bench=bench)
-
-
-def _share(word: str) -> float:
-    share = float(word)
-    if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"{word} is not a share between 0 and 1")
-    return share
 
 
 def _refit(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from dcr_recipes.commands.numbers import chance, count, count_or_none, none_or_more, positive, share
+
 if TYPE_CHECKING:
     from dcr_recipes.bench.refit import Options
     from dcr_recipes.bench.report import Report
@@ -12,40 +14,50 @@ TEXT = "whole refits over limited links, with lower bounds, beside a full checkp
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what can be chosen."""
+    _add_cluster(parser)
+    _add_links(parser)
+    _add_rounds(parser)
+    parser.set_defaults(bench=_run)
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--gb", type=_positive, default=1.0, metavar="GB", help="10^9 bytes of weights at least (1)"
+        "--gb", type=positive, default=1.0, metavar="GB", help="10^9 bytes of weights at least (1)"
     )
-    parser.add_argument("--rates", type=_share, nargs="+", default=[0.01, 0.03, 0.05], metavar="S",
+    parser.add_argument("--rates", type=share, nargs="+", default=[0.01, 0.03, 0.05], metavar="S",
                         help="shares of changed elements (0.01 0.03 0.05)")  # fmt: skip
     parser.add_argument(
-        "--nodes", type=_count, nargs="+", default=[1, 3], metavar="N", help="rollout nodes (1 3)"
+        "--nodes", type=count, nargs="+", default=[1, 3], metavar="N", help="rollout nodes (1 3)"
     )
-    parser.add_argument("--owners", type=_count, default=2, metavar="N", help="trainer nodes (2)")
+    parser.add_argument("--owners", type=count, default=2, metavar="N", help="trainer nodes (2)")
     parser.add_argument("--mode", choices=("sync", "async"), nargs="+", default=["sync"], help="default sync")
+
+
+def _add_links(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", choices=("s3", "directory"), default="s3",
                         help="a SeaweedFS server behind links, or a folder without any")  # fmt: skip
-    parser.add_argument("--link-mbit", type=_positive, default=50.0, metavar="MBIT",
+    parser.add_argument("--link-mbit", type=positive, default=50.0, metavar="MBIT",
                         help="10^6 bits a second each way of every node's link (50)")  # fmt: skip
-    parser.add_argument("--link-delay-ms", type=_none_or_more, default=0.0, metavar="MS", help="each way (0)")
-    parser.add_argument("--link-loss", type=_none_or_more, default=0.0, metavar="P",
+    parser.add_argument("--link-delay-ms", type=none_or_more, default=0.0, metavar="MS", help="each way (0)")
+    parser.add_argument("--link-loss", type=chance, default=0.0, metavar="P",
                         help="chance that 64 KiB are lost, and their connection with them (0)")  # fmt: skip
     parser.add_argument("--limiter", choices=("auto", "tbf", "user"), default="auto",
                         help="tbf of the kernel, in a network namespace, or user space (auto)")  # fmt: skip
-    parser.add_argument("--warm", type=_count, default=5, metavar="N", help="warm-up refits of each kind (5)")
+
+
+def _add_rounds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--warm", type=count, default=5, metavar="N", help="warm-up refits of each kind (5)")
+    parser.add_argument("--timed", type=count, default=10, metavar="N", help="timed refits of each kind (10)")
     parser.add_argument(
-        "--timed", type=_count, default=10, metavar="N", help="timed refits of each kind (10)"
+        "--references", type=count_or_none, default=1, metavar="N", help="full checkpoints; 0: none (1)"
     )
     parser.add_argument(
-        "--references", type=int, default=1, metavar="N", help="full checkpoints; 0: none (1)"
+        "--bucket-mib", type=count, default=32, metavar="N", help="MiB of source a payload (32)"
     )
+    parser.add_argument("--ahead", type=count, default=3, metavar="N", help="payloads fetched ahead (3)")
     parser.add_argument(
-        "--bucket-mib", type=_count, default=32, metavar="N", help="MiB of source a payload (32)"
+        "--poll-s", type=positive, default=0.1, metavar="S", help="between looks for payloads (0.1)"
     )
-    parser.add_argument("--ahead", type=_count, default=3, metavar="N", help="payloads fetched ahead (3)")
-    parser.add_argument(
-        "--poll-s", type=_positive, default=0.1, metavar="S", help="between looks for payloads (0.1)"
-    )
-    parser.set_defaults(bench=_run)
 
 
 def options_of(args: argparse.Namespace) -> "Options":
@@ -68,31 +80,3 @@ def _run(args: argparse.Namespace) -> "Report":
 
     options = options_of(args)
     return refit.run(refit.quick(options) if args.quick else options)
-
-
-def _count(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{word} is not a positive number")
-    return number
-
-
-def _positive(word: str) -> float:
-    number = float(word)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{word} is not above 0")
-    return number
-
-
-def _none_or_more(word: str) -> float:
-    number = float(word)
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(f"{word} is below 0")
-    return number
-
-
-def _share(word: str) -> float:
-    share = float(word)
-    if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"{word} is not a share between 0 and 1")
-    return share

@@ -2,6 +2,8 @@
 
 import argparse
 
+from dcr_recipes.commands.numbers import count_or_none, none_or_more, positive
+
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command to the parser."""
@@ -15,21 +17,29 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         " hold the rest. Exit code 0 only if nothing is wrong.",
     )
     parser.add_argument(
-        "--seconds", type=float, default=600.0, metavar="S", help="how long it is struck (600)"
+        "--seconds", type=none_or_more, default=600.0, metavar="S", help="how long it is struck (600)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the run and its faults (0)")
-    parser.add_argument("--pause", type=float, default=3.0, metavar="S", help="mean between two faults (3)")
-    parser.add_argument("--longest", type=float, default=6.0, metavar="S", help="longest stop or absence (6)")
+    parser.add_argument(
+        "--pause", type=positive, default=3.0, metavar="S", help="mean between two faults (3)"
+    )
+    parser.add_argument(
+        "--longest", type=positive, default=6.0, metavar="S", help="longest stop or absence (6)"
+    )
     parser.add_argument(
         "--least",
-        type=int,
+        type=count_or_none,
         nargs=2,
         default=(0, 0),
         metavar=("TRANSITIONS", "KILLS"),
         help="go on until there were as many, for three times as long at most",
     )
-    parser.add_argument("--sample", type=int, default=400, metavar="N", help="answers replayed at most (400)")
-    parser.add_argument("--etcd", type=int, default=3, metavar="N", help="nodes of etcd; 0: SQLite (3)")
+    parser.add_argument(
+        "--sample", type=count_or_none, default=400, metavar="N", help="answers replayed at most (400)"
+    )
+    parser.add_argument(
+        "--etcd", type=count_or_none, default=3, metavar="N", help="nodes of etcd; 0: SQLite (3)"
+    )
     parser.add_argument("words", nargs="*", metavar="key=value", help="further keys of dcr grpo")
     parser.set_defaults(command=run)
 

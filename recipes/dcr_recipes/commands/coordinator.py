@@ -46,7 +46,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     own.add_argument(
         "--endpoints", type=Path, metavar="DIR", help="folder where the processes find one another"
     )
-    own.add_argument("--control", metavar="PLANE", help="sqlite:PATH, or etcd:URL,URL,...")
+    own.add_argument("--control", metavar="PLANE", help="sqlite:PATH, etcd:URL,URL,... or s3:BUCKET/PREFIX")
     own.add_argument("--world", type=int, metavar="N", help="trainer ranks")
     own.add_argument("--receivers", default="", metavar="A,B", help="members of a new run; others join later")
     own.add_argument(
