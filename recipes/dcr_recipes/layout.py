@@ -89,7 +89,7 @@ class RunFolder:
 
     @property
     def exchange(self) -> Path:
-        """Whole versions on their way from an engine's front to its workers."""
+        """What goes between an engine's front and its workers: versions, payloads, answers."""
         return self.root / "exchange"
 
     @property
