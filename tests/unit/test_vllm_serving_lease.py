@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typing_extensions import override
 
-from dcr.errors import ConfigError
+from dcr.errors import ConfigError, Unreachable
 from dcr_adapters.vllm.http_control import HttpControl
 from dcr_adapters.vllm.serving_lease import ROUTE, Message, Receive, Send, ServingLease
 
@@ -172,5 +172,16 @@ def test_a_server_without_the_middleware_is_told_what_is_missing() -> None:
         base_url="http://server", transport=httpx.MockTransport(lambda _: httpx.Response(404))
     )
     with pytest.raises(ConfigError, match=r"--middleware dcr_adapters\.vllm\.serving_lease"):
+        control.lend(lambda: 1.0)
+    control.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"clock": null}'])
+def test_an_answer_without_a_clock_is_no_answer(body: bytes) -> None:
+    control = HttpControl("http://server")
+    control._client = httpx.Client(
+        base_url="http://server", transport=httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+    )
+    with pytest.raises(Unreachable, match="no clock in"):
         control.lend(lambda: 1.0)
     control.close()

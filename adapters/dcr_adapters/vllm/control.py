@@ -4,7 +4,8 @@
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from dcr.errors import Unreachable
@@ -36,7 +37,8 @@ class AsyncEngineControl:
     def reset_caches(self) -> None:
         """See ``EngineControl``."""
         connector = self._engine.vllm_config.kv_transfer_config is not None
-        self._wait(self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=connector))
+        reset = self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=connector)
+        _require_reset(self._wait(reset))
         self._wait(self._engine.reset_encoder_cache())
 
     def set_version(self, version: str) -> None:
@@ -61,10 +63,7 @@ class OfflineControl:
 
     def call_workers(self, calls: str) -> list[dict[str, Any]]:
         """See ``EngineControl``."""
-        try:
-            answers: list[dict[str, Any]] = self._llm.collective_rpc("dcr_call", args=(calls,))
-        except Exception as err:  # the border: vLLM raises classes of its own
-            raise Unreachable(f"the engine does not answer: {type(err).__name__}: {err}") from err
+        answers: list[dict[str, Any]] = _asked(partial(self._llm.collective_rpc, "dcr_call", args=(calls,)))
         return answers
 
     def pause(self) -> None:
@@ -75,10 +74,25 @@ class OfflineControl:
 
     def reset_caches(self) -> None:
         """See ``EngineControl``."""
-        connector = self._llm.llm_engine.vllm_config.kv_transfer_config is not None
-        self._llm.reset_prefix_cache(reset_running_requests=True, reset_connector=connector)
-        self._llm.llm_engine.reset_encoder_cache()
+        engine = self._llm.llm_engine
+        connector = engine.vllm_config.kv_transfer_config is not None
+        reset = partial(self._llm.reset_prefix_cache, reset_running_requests=True, reset_connector=connector)
+        _require_reset(_asked(reset))
+        _asked(engine.reset_encoder_cache)
 
     def set_version(self, version: str) -> None:
         """See ``EngineControl``."""
-        self._llm.llm_engine.set_weight_version(version)
+        _asked(partial(self._llm.llm_engine.set_weight_version, version))
+
+
+def _asked(call: Callable[[], T]) -> T:
+    """What an engine of this thread answers. Raises Unreachable: it is dead."""
+    try:
+        return call()
+    except Exception as err:  # the border: vLLM raises classes of its own
+        raise Unreachable(f"the engine does not answer: {type(err).__name__}: {err}") from err
+
+
+def _require_reset(success: object) -> None:
+    if success is False:
+        raise Unreachable("vLLM did not reset its prefix cache; no request may see old KV")

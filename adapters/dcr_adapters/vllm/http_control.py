@@ -63,7 +63,11 @@ class HttpControl:
 
     def lend(self, left_s: Callable[[], float]) -> None:
         """See ``Lends``. The server's clock is asked first, so nothing is added while messages travel."""
-        clock = self._sent("GET", ROUTE, needs=_MIDDLEWARE).json()["clock"]
+        answer = self._sent("GET", ROUTE, needs=_MIDDLEWARE)
+        try:
+            clock = float(answer.json()["clock"])
+        except (ValueError, TypeError, KeyError):
+            raise Unreachable(f"GET {ROUTE}: no clock in {answer.text[:500]!r}") from None
         self._sent("POST", ROUTE, body={"until": clock + max(left_s(), 0.0)}, needs=_MIDDLEWARE)
 
     def _post(
