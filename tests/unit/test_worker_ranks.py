@@ -2,7 +2,8 @@
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import numpy as np
 import pytest
 
 from dcr.codec import Item, Payload, decode_payload, encode_payload
-from dcr.errors import AttemptFailed, ConfigError, IntegrityError, Unreachable
+from dcr.errors import AttemptFailed, ConfigError, IntegrityError, StoreError, Unreachable
 from dcr.model import Bits, Catalogue, from_json, to_json
 from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.ports import NativeLoader
-from dcr.receiver.rank import RankPort
+from dcr.receiver.rank import RankPlacement, RankPort
 from dcr.receiver.workers import exchange
 from dcr.receiver.workers.messages import Answer, Calls, Configure, Greeting
 from dcr.receiver.workers.rank_server import RankServer
@@ -147,6 +148,36 @@ def test_calls_of_all_ranks_travel_together(writer: InstanceWriter, line: Line) 
     writer.begin(clean=True)
     writer.synchronize()
     assert line.num_calls == before + 2
+
+
+def test_two_calls_of_one_rank_are_both_answered(remote: list[RemoteRank], line: Line) -> None:
+    second, calls = remote[1], line.num_calls
+    workers = second._workers
+    workers._gather_s = 0.5
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(second.prewarm)  # waits for calls of the other ranks
+        while not workers._batch.calls:
+            pass
+        other = pool.submit(second.digests)
+        assert isinstance(one.result(), RankPlacement)
+        assert isinstance(other.result(), dict)
+    assert line.num_calls == calls + 2
+
+
+def test_a_version_that_cannot_be_written_leaves_nothing(
+    remote: list[RemoteRank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bits, write = random_version(catalogue(), np.random.default_rng(3)), exchange.write
+
+    def full(path: Path, tensors: Mapping[str, Bits]) -> None:
+        write(path, tensors)
+        raise StoreError("exchange: no space left on device")
+
+    monkeypatch.setattr(exchange, "write", full)
+    for _ in range(2):  # nor is it taken for written when it is asked for again
+        with pytest.raises(StoreError, match="no space"):
+            remote[0].restore(bits)
+        assert not list(tmp_path.glob("dcr-restore-*"))
 
 
 def test_errors_keep_their_class(writer: InstanceWriter, ranks: list[ToyRank]) -> None:

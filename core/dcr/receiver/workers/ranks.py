@@ -104,9 +104,8 @@ class Workers:
         """A file with ``tensors``, written once for all ranks that ask meanwhile. Raises StoreError."""
         with self._files:
             if self._file is None or self._file[0] is not tensors:
-                self._file = (tensors, self._folder / f"dcr-restore-{uuid4().hex}")
+                self._file = (tensors, self._written(tensors))
                 self._readers = 0
-                exchange.write(self._file[1], tensors)
             path = self._file[1]
             self._readers += 1
         try:
@@ -117,6 +116,15 @@ class Workers:
                 if self._readers == 0:
                     path.unlink(missing_ok=True)
                     self._file = None
+
+    def _written(self, tensors: Mapping[str, Bits]) -> Path:
+        path = self._folder / f"dcr-restore-{uuid4().hex}"
+        try:
+            exchange.write(path, tensors)
+        except BaseException:
+            path.unlink(missing_ok=True)  # a full disk needs the room
+            raise
+        return path
 
     def _greet(self) -> tuple[Greeting, ...]:
         everybody = {str(rank): Call("hello") for rank in range(_MAX_WORLD)}
@@ -132,12 +140,7 @@ class Workers:
         return tuple(found)
 
     def _exchange(self, rank: int, call: Call) -> Answer:
-        with self._lock:
-            batch = self._batch
-            first = not batch.calls
-            batch.calls[rank] = call
-            if len(batch.calls) == self.world:
-                batch.full.set()
+        batch, first = self._joined(rank, call)
         if first:
             batch.full.wait(self._gather_s)
             with self._lock:
@@ -149,6 +152,19 @@ class Workers:
         if rank not in batch.answers:
             raise Unreachable(f"rank {rank} did not answer {call.method}")
         return batch.answers[rank]
+
+    def _joined(self, rank: int, call: Call) -> tuple[_Batch, bool]:
+        """The batch that ``call`` travels with, one call a rank, and whether it is the first in it."""
+        while True:
+            with self._lock:
+                batch = self._batch
+                if rank not in batch.calls:
+                    first = not batch.calls
+                    batch.calls[rank] = call
+                    if len(batch.calls) == self.world:
+                        batch.full.set()
+                    return batch, first
+            batch.done.wait()
 
     def _travel(self, batch: _Batch) -> None:
         try:
