@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dcr.errors import IntegrityError
+from dcr.errors import IntegrityError, StoreError
 from dcr.model import Encoding, Manifest, to_json
 from dcr.refit.collecting import Collector
 from dcr.refit.site import Site
@@ -60,6 +60,14 @@ def test_a_lease_that_is_renewed_while_leases_are_listed_counts() -> None:
         now[0] += LEASE_S * 0.6
         store.then = keep
         assert [lease.version for lease in live_leases(store, "run", clock=lambda: now[0])] == [3]
+
+
+def test_a_listing_that_never_agrees_with_the_store_is_told() -> None:
+    """It may hide a lease as well as it shows one that is gone: nothing may be removed on its word."""
+    store = Interposed()
+    store.list = lambda prefix: [f"{prefix}gone"]  # type: ignore[method-assign]
+    with pytest.raises(StoreError, match="look again later"):
+        live_leases(store, "run")
 
 
 def test_a_reader_that_began_before_the_anchor_of_its_version_goes_on() -> None:

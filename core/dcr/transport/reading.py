@@ -19,6 +19,7 @@ from dcr.transport.retained import floor
 
 _log = logging.getLogger(__name__)
 LEASE_S = 600.0
+_MAX_TRIES = 8
 SKEW_S = 60.0
 """By how much the clocks of a reader and of who prunes may differ, seconds."""
 
@@ -71,9 +72,10 @@ def live_leases(store: ObjectStore, run: RunId, *, clock: Callable[[], float] = 
     Raises:
         StoreError: the store failed; ask again.
     """
-    while (found := _listed(store, run, clock)) is None:
-        pass
-    return found
+    for _ in range(_MAX_TRIES):
+        if (found := _listed(store, run, clock)) is not None:
+            return found
+    raise StoreError("readers' leases vanish while they are read; look again later")
 
 
 def _listed(store: ObjectStore, run: RunId, clock: Callable[[], float]) -> list[Lease] | None:
