@@ -3,10 +3,8 @@
 When a worker dies, SGLang kills the front too; the driver then starts both anew.
 """
 
-import difflib
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcr import observe
@@ -18,8 +16,8 @@ from dcr.receiver.workers.ranks import Workers
 from dcr.refit import compose_instance
 from dcr.refit.pump import PumpedReceiver
 from dcr_recipes.launch.group import watch_group
-from dcr_recipes.models.build import served_config
 from dcr_recipes.processes.border import Context
+from dcr_recipes.processes.engine_setup import model_folder, require_known
 from dcr_recipes.processes.host import Host
 from dcr_recipes.processes.serving import refit_of, site
 from dcr_recipes.processes.worker_ranks import ranks_of
@@ -86,27 +84,11 @@ def _started(context: Context) -> Any:
             f"runtime=sglang: SGLang cannot be imported here ({err}); install it with: make setup-sglang"
         ) from err
     config = context.config
-    arguments = engine_arguments(_model_folder(context), config.runtime, config.recipe)
-    known = list(ServerArgs.__struct_fields__)
-    for name in arguments:
-        if name not in known:
-            near = difflib.get_close_matches(name, known)
-            raise ConfigError(
-                f"runtime.arguments: SGLang has no engine argument {name!r}; nearest: {', '.join(near)}"
-            )
+    arguments = engine_arguments(model_folder(context), config.runtime, config.recipe)
+    require_known("SGLang", arguments, ServerArgs.__struct_fields__)
     told = rank_faults.told_of(context.folder, context.name, context.incarnation)
     os.environ[CONTEXT] = json.dumps(told)  # workers inherit it
     try:
         return sglang.Engine(**arguments)
     except (ValueError, TypeError, AssertionError) as err:
         raise ConfigError(f"runtime=sglang: SGLang refuses this configuration: {err}") from err
-
-
-def _model_folder(context: Context) -> Path:
-    """A folder with the model's configuration; weights are not read from it."""
-    served = served_config(context.config.model)
-    if isinstance(served, Path):
-        return served
-    folder = context.folder.served / context.name
-    served.save_pretrained(folder)
-    return folder

@@ -2,12 +2,10 @@
 
 import atexit
 import dataclasses
-import difflib
 import logging
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from dcr import observe
@@ -17,11 +15,12 @@ from dcr.receiver.gate import ServingGate
 from dcr.refit import compose_instance
 from dcr.refit.pump import PumpedReceiver
 from dcr_recipes.launch.group import watch_group
-from dcr_recipes.models.build import served_config
 from dcr_recipes.processes.border import Context
+from dcr_recipes.processes.engine_setup import model_folder, require_known
 from dcr_recipes.processes.host import Host
 from dcr_recipes.processes.serving import refit_of, site
 from dcr_recipes.processes.worker_ranks import ranks_of
+from dcr_recipes.runtime import rank_faults
 from dcr_recipes.runtime.arguments import CONTEXT, EXTENSION, engine_arguments
 from dcr_recipes.runtime.worker import RuntimeWorker
 
@@ -94,35 +93,19 @@ def _arguments(context: Context) -> dict[str, Any]:
             f"runtime=vllm: vLLM cannot be imported here ({err}); install it with: make setup-vllm"
         ) from err
     config = context.config
-    told = {"folder": str(context.folder.root), "name": context.name, "incarnation": context.incarnation}
+    told = rank_faults.told_of(context.folder, context.name, context.incarnation)
     return {
-        **engine_arguments(str(_model_folder(context)), config.runtime, config.recipe),
+        **engine_arguments(str(model_folder(context)), config.runtime, config.recipe),
         "worker_extension_cls": EXTENSION,
         "additional_config": {CONTEXT: told},
     }
-
-
-def _model_folder(context: Context) -> Path:
-    """A folder with the model's configuration; weights are not read from it."""
-    served = served_config(context.config.model)
-    if isinstance(served, Path):
-        return served
-    folder = context.folder.served / context.name
-    served.save_pretrained(folder)
-    return folder
 
 
 def _started(arguments: dict[str, Any]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-    for name in arguments:
-        if name not in known:
-            near = difflib.get_close_matches(name, known)
-            raise ConfigError(
-                f"runtime.arguments: vLLM has no engine argument {name!r}; nearest: {', '.join(near)}"
-            )
+    require_known("vLLM", arguments, (field.name for field in dataclasses.fields(AsyncEngineArgs)))
     return _made(lambda: AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)))
 
 
