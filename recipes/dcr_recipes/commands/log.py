@@ -156,22 +156,31 @@ def _table(rows: list[Row]) -> "Table":
     for column in ("encoding", "parent", "audit"):
         table.add_column(column, no_wrap=True)
     for row in rows:
-        table.add_row(
-            f"v{row['version']}",
-            _or_dash(row["step"]),
-            row["attempt"],
-            str(row["num_attempts"]),
-            str(row["num_payloads"]),
-            size(row["payload_bytes"]),
-            f"{100 * row['payload_bytes'] / max(row['dense_bytes'], 1):.2f}%",
-            "-" if row["changed_fraction"] is None else f"{100 * row['changed_fraction']:.3f}%",
-            *([size(row["anchor_bytes"]) if row["anchor_bytes"] else "-"] if anchored else []),
-            *cells(row, timed),
-            "overwrite" if row["overwrite_only"] else "mixed",
-            _or_dash(row["parent"]),
-            _or_dash(row["audit"])[:_SHOWN_DIGITS],
-        )
+        anchor = [size(row["anchor_bytes"]) if row["anchor_bytes"] else "-"] if anchored else []
+        table.add_row(*_sent(row), *anchor, *cells(row, timed), *_named(row))
     return table
+
+
+def _sent(row: Row) -> list[str]:
+    """Which version it is, and what it took."""
+    from dcr_recipes.launch.figures import size
+
+    return [
+        f"v{row['version']}",
+        _or_dash(row["step"]),
+        row["attempt"],
+        str(row["num_attempts"]),
+        str(row["num_payloads"]),
+        size(row["payload_bytes"]),
+        f"{100 * row['payload_bytes'] / max(row['dense_bytes'], 1):.2f}%",
+        "-" if row["changed_fraction"] is None else f"{100 * row['changed_fraction']:.3f}%",
+    ]
+
+
+def _named(row: Row) -> list[str]:
+    """How it was sent, and where it stands in the chain."""
+    encoding = "overwrite" if row["overwrite_only"] else "mixed"
+    return [encoding, _or_dash(row["parent"]), _or_dash(row["audit"])[:_SHOWN_DIGITS]]
 
 
 def _or_dash(value: object) -> str:
