@@ -138,12 +138,19 @@ def _row(setup: Setup, rate: float, refits: Sequence[Refitted], references: Sequ
         "pause_min_s": min(pauses, default=None),
         "pause_max_s": max(pauses, default=None),
         "reference_s": reference_s,
-        "reference_upload_s": statistics.fmean(each.upload_s for each in references) if references else None,
-        "reference_download_s": statistics.fmean(each.download_s for each in references)
-        if references
-        else None,
-        "reference_mb": references[0].num_bytes / 1e6 if references else None,
+        **_reference(references),
         "speedup": reference_s / latency_s if reference_s is not None else None,
+    }
+
+
+def _reference(references: Sequence[Reference]) -> Row:
+    """Columns of the full checkpoint; None where none was moved."""
+    return {
+        "reference_upload_s": statistics.fmean(each.upload_s for each in references) if references else None,
+        "reference_download_s": (
+            statistics.fmean(each.download_s for each in references) if references else None
+        ),
+        "reference_mb": references[0].num_bytes / 1e6 if references else None,
     }
 
 
@@ -157,23 +164,6 @@ def _report(
     rows: list[Row], extra: list[dict[str, Any]], options: Options, link: LinkOptions, told: str
 ) -> Report:
     sizes = options.sizes
-    proven = sum(each["num_proven"] for each in extra)
-    peaks = [f"{name} {mib}" for each in extra for name, mib in each["peak_mib"].items()]
-    reference = rows[0]["reference_mb"] if rows else None
-    count = f"{options.num_warm} warm-up and {options.num_timed} timed refits of each kind, means"
-    notes = [
-        told + (f", {link.mbit:g} Mbit/s each way for every node" if link.mbit else ", unlimited"),
-        f"{count}; latency: t1 - t0 without the check; bounds: of the busiest owner or node",
-        "over bounds: latency over transport bound (the longer of upload and download) plus finalization",
-        f"{options.num_owners} trainer nodes with a link each; payloads of {sizes.bucket_mib} MiB of source",
-        "rollout nodes: transformers' Qwen3, changes placed as learned from its loader",
-        f"at the end all bits of {proven} instances had the digests of the committed version",
-        f"peak MiB by process: {', '.join(peaks)}",
-        *_verdicts(rows),
-    ]
-    if reference is not None:
-        share = "each trainer uploads its share, then every node downloads all; transport only"
-        notes.insert(3, f"reference: {reference:.0f} MB; {share}")
     return Report(
         bench="refit",
         title="Whole refits, beside a full checkpoint over the same links",
@@ -185,9 +175,31 @@ def _report(
             "num_warm": options.num_warm, "num_timed": options.num_timed, "bucket_mib": sizes.bucket_mib,
             "chunk_mib": sizes.chunk_mib, "ahead": options.ahead, "poll_s": options.poll_s,
         },
-        notes=notes,
+        notes=_notes(rows, extra, options, link, told),
         extra={"clusters": extra},
     )  # fmt: skip
+
+
+def _notes(
+    rows: list[Row], extra: list[dict[str, Any]], options: Options, link: LinkOptions, told: str
+) -> list[str]:
+    proven = sum(each["num_proven"] for each in extra)
+    peaks = [f"{name} {mib}" for each in extra for name, mib in each["peak_mib"].items()]
+    count = f"{options.num_warm} warm-up and {options.num_timed} timed refits of each kind, means"
+    linked = f", {link.mbit:g} Mbit/s each way for every node, trainer nodes too" if link.mbit else ""
+    reference = rows[0]["reference_mb"] if rows else None
+    share = "each trainer uploads its share, then every node downloads all; transport only"
+    return [
+        told + linked,
+        f"{count}; latency: t1 - t0 without the check; bounds: of the busiest owner or node",
+        "over bounds: latency over transport bound (the longer of upload and download) plus finalization",
+        *([f"reference: {reference:.0f} MB; {share}"] if reference is not None else []),
+        f"{options.num_owners} trainer nodes; payloads of {options.sizes.bucket_mib} MiB of source",
+        "rollout nodes: transformers' Qwen3, changes placed as learned from its loader",
+        f"at the end all bits of {proven} instances had the digests of the committed version",
+        f"peak MiB by process: {', '.join(peaks)}",
+        *_verdicts(rows),
+    ]
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
