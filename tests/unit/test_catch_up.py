@@ -248,7 +248,7 @@ def test_a_later_fence_ends_it_and_nothing_is_loaded_instead(
     with (
         caplog.at_level(logging.WARNING),
         observe.listening(listen),
-        pytest.raises(AttemptFailed, match="catching up was stopped between two versions"),
+        pytest.raises(AttemptFailed, match="catching up was stopped between two payloads"),
     ):
         runtime.agent.restore(attempt, shared.records[9])
     assert "densely" not in caplog.text

@@ -1,17 +1,20 @@
 """Pruning and collecting beside readers: each order in which they may meet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dcr.errors import IntegrityError, StoreError
-from dcr.model import Encoding, Manifest, to_json
+from dcr.model import Encoding, Manifest, PayloadRef, to_json
 from dcr.refit.collecting import Collector
 from dcr.refit.site import Site
 from dcr.testing.history import History, random_tensors, small_catalogue
+from dcr.transport.archive import StoreArchive
 from dcr.transport.chain import chain, newest_first
+from dcr.transport.compose import composed
 from dcr.transport.keys import anchored_key, reader_key
 from dcr.transport.memory import MemoryStore
 from dcr.transport.reading import LEASE_S, Lease, live_leases, reading
@@ -129,6 +132,35 @@ def test_a_kept_manifest_that_is_missing_is_told_whatever_is_pruned() -> None:
     made.store.delete(f"{made.catalogue.run}/manifest/{made.records[6].manifest}")
     with pytest.raises(IntegrityError, match=r"version 6: manifest .* is missing"):
         list(listed)
+
+
+class Counting(StoreArchive):
+    """Notes in which order a reader keeps its lease and fetches payloads."""
+
+    seen: list[str]
+
+    @contextmanager
+    def reading(self, version: int) -> Iterator[Callable[[], None]]:  # type: ignore[explicit-override]
+        with super().reading(version):
+            yield lambda: self.seen.append("keep")
+
+    def get_payload(self, manifest: Manifest, ref: PayloadRef) -> bytes:  # type: ignore[explicit-override]
+        self.seen.append("payload")
+        return super().get_payload(manifest, ref)
+
+
+def test_a_lease_is_kept_from_payload_to_payload_of_an_anchor_too() -> None:
+    """One version may take longer to read than a lease lasts."""
+    made = grown(5, anchors=(3,))
+    archive = Counting(made.store, made.catalogue.run)
+    archive.seen = []
+    replay(archive, made.records[-1], made.catalogue)
+    assert archive.seen.count("payload") > 2
+    assert archive.seen == ["keep", "payload"] * archive.seen.count("payload")
+    archive.seen.clear()
+    names = [spec.name for spec in made.catalogue.tensors]
+    composed(archive, made.manifests[2:], made.catalogue, names, lambda: archive.seen.append("keep"))
+    assert archive.seen == ["keep", "payload"] * archive.seen.count("payload")
 
 
 def test_planes_of_an_entry_that_is_damaged_are_not_removed(tmp_path: Path) -> None:

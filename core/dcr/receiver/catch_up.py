@@ -204,11 +204,11 @@ class _Step:
 
 
 def _looking(keep: Callable[[], None], cancelled: Cancelled) -> Callable[[], None]:
-    """``keep``, which is called before each link is read, and a look whether anybody still waits for it."""
+    """``keep``, called before each payload is read, and a look whether anybody still waits for it."""
 
     def look() -> None:
         if cancelled():
-            raise AttemptFailed("catching up was stopped between two versions")
+            raise AttemptFailed("catching up was stopped between two payloads")
         keep()
 
     return look

@@ -193,12 +193,11 @@ def composed(
     names: Collection[str],
     keep: Callable[[], None] = lambda: None,
 ) -> list[list[Item]]:
-    """As ``catch_up``, over the given links; ``keep`` is called before each, see ``Archive.reading``."""
+    """As ``catch_up``, over the given links; ``keep``: before each payload, see ``Archive.reading``."""
     wanted = frozenset(names)
 
     def found() -> Iterable[Item]:
         for manifest in manifests:
-            keep()
-            yield from checked_items(archive, manifest, catalogue)
+            yield from checked_items(archive, manifest, catalogue, keep)
 
     return compose(item for item in found() if item.name in wanted)

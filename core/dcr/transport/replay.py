@@ -100,12 +100,12 @@ def _rebuild(
         aliases=frozenset(alias for spec in catalogue.tensors for alias in spec.aliases),
         bits={name: np.zeros(specs[name].num_elements, bits_dtype(specs[name].dtype)) for name in names},
         limits=Limits.of_catalogue(catalogue),
+        keep=keep,
     )
     anchor, *later = manifests
     _apply_anchor(archive, anchor, target)
     for manifest in later:
-        keep()
-        for item in _items(archive, manifest, target.limits):
+        for item in _items(archive, manifest, target.limits, keep):
             _apply(manifest, item, target)
     with observe.span("replay.prove", version=record.version):
         _prove(archive, record, catalogue, target.bits)
@@ -114,16 +114,24 @@ def _rebuild(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The tensors being rebuilt, and what the catalogue says about all of them."""
+    """The tensors being rebuilt, and what the catalogue says about all of them.
+
+    ``keep`` is called before each payload, see ``Archive.reading``: an anchor alone may take long to read.
+    """
 
     specs: dict[str, TensorSpec]
     aliases: frozenset[str]
     bits: Tensors
     limits: Limits
+    keep: Callable[[], None]
 
 
-def checked_items(archive: Archive, manifest: Manifest, catalogue: Catalogue) -> Iterator[Item]:
+def checked_items(
+    archive: Archive, manifest: Manifest, catalogue: Catalogue, keep: Callable[[], None] = lambda: None
+) -> Iterator[Item]:
     """Every item of ``manifest`` in declared order, one payload decoded at a time, checked against both.
+
+    ``keep`` is called before each payload.
 
     Raises:
         IntegrityError: a payload is missing, damaged or another one, or an item fits no tensor.
@@ -131,7 +139,7 @@ def checked_items(archive: Archive, manifest: Manifest, catalogue: Catalogue) ->
     """
     specs = catalogue.by_name()
     version = manifest.attempt.version
-    for item in _items(archive, manifest, Limits.of_catalogue(catalogue)):
+    for item in _items(archive, manifest, Limits.of_catalogue(catalogue), keep):
         spec = specs.get(item.name)
         if spec is None:
             raise IntegrityError(
@@ -144,10 +152,11 @@ def checked_items(archive: Archive, manifest: Manifest, catalogue: Catalogue) ->
         yield item
 
 
-def _items(archive: Archive, manifest: Manifest, limits: Limits) -> Iterator[Item]:
+def _items(archive: Archive, manifest: Manifest, limits: Limits, keep: Callable[[], None]) -> Iterator[Item]:
     """Every item of the manifest in declared order, one payload decoded at a time."""
     version = manifest.attempt.version
     for ref in manifest.payloads:
+        keep()
         with observe.span("replay.payload", version=version, owner=ref.owner, sequence=ref.sequence):
             what = f"payload {ref.sequence} of owner {ref.owner}, attempt {manifest.attempt_of(ref)},"
             with proven(version, what):
@@ -173,7 +182,7 @@ def _check_payload(manifest: Manifest, ref: PayloadRef, payload: Payload, what: 
 def _apply_anchor(archive: Archive, anchor: Manifest, target: _Target) -> None:
     """Write the anchor and check that it writes every element of every wanted tensor."""
     written = {name: np.zeros(bits.size, np.bool_) for name, bits in target.bits.items()}
-    for item in _items(archive, anchor, target.limits):
+    for item in _items(archive, anchor, target.limits, target.keep):
         if _apply(anchor, item, target):
             written[item.name][item.locations] = True
     for name, mask in written.items():
