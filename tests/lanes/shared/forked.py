@@ -10,7 +10,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -103,10 +103,12 @@ def forked(body: Body) -> Iterator[World]:
         yield found
     finally:
         for pipe in pipes:
-            pipe.send_bytes(json.dumps(["stop", ""]).encode())  # forked siblings hold its other end open
+            with suppress(OSError):  # it died; else forked siblings hold its other end open
+                pipe.send_bytes(json.dumps(["stop", ""]).encode())
         for process in ranks:
             process.join(20)
             process.kill()
+            process.join()
         for pipe in pipes:
             pipe.close()
 

@@ -33,17 +33,20 @@ def fork_ranks(folder: Path, world: int, body: Callable[[int], None]) -> None:
     ranks = [context.Process(target=_rank, args=(folder, world, rank, body)) for rank in range(world)]
     for process in ranks:
         process.start()
-    for process in ranks:
+    for rank, process in enumerate(ranks):
         process.join(_DEADLINE_S)
         if process.is_alive():
             process.kill()
             process.join()
+        failure = folder / f"failed-{rank}"
+        if process.exitcode and not failure.exists():
+            failure.write_text(f"rank {rank} hung and was killed, or died: exit code {process.exitcode}")
 
 
 def require_success(folder: Path) -> None:
-    """Fail with the first rank's traceback, if any."""
+    """Fail with the tracebacks of all ranks that failed, if any: one may only have waited for another."""
     failures = sorted(folder.glob("failed-*"))
-    assert not failures, failures[0].read_text()[-4000:]
+    assert not failures, "\n".join(each.read_text()[-3000:] for each in failures)
 
 
 def _rank(folder: Path, world: int, rank: int, body: Callable[[int], None]) -> None:
