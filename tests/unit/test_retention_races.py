@@ -20,6 +20,8 @@ from dcr.transport.memory import MemoryStore
 from dcr.transport.reading import LEASE_S, Lease, live_leases, reading
 from dcr.transport.replay import replay
 from dcr.transport.retention import Pruner
+from dcr_recipes.commands.archived import ArchiveCheck
+from dcr_recipes.commands.findings import Verdict
 
 NOW = 1_000_000.0
 
@@ -175,3 +177,17 @@ def test_planes_of_an_entry_that_is_damaged_are_not_removed(tmp_path: Path) -> N
     made.store.delete(entry)
     made.store.put(entry, whole)  # an operator writes it anew: everything that it names is still there
     assert replay(made.archive, made.records[-1], made.catalogue).keys() == made.tensors[-1].keys()
+
+
+def test_a_check_of_the_archive_holds_pruning_off_until_it_ends() -> None:
+    made = grown(9, anchors=(3, 6))
+    one = Pruner(made.store, made.archive, made.catalogue, lambda: 0.0)
+    removed: list[str] = []
+
+    def advance(what: str, done: int, total: int) -> None:
+        removed.extend(one.prune(made.records[-1], 2))
+
+    found = ArchiveCheck(made.archive, made.records[-1], made.catalogue, advance).run()
+    assert not [finding for finding in found if finding.verdict is not Verdict.PROVEN]
+    assert removed == []
+    assert one.prune(made.records[-1], 2)

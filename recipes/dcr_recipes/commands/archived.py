@@ -32,6 +32,14 @@ class ArchiveCheck:
             StoreError: the store failed for now.
         """
         try:
+            with self.archive.reading(self.archive.retained().floor) as keep:
+                return self._findings(keep)
+        except IntegrityError as err:  # pruned in this very moment
+            return [failed("manifests", str(err))]
+
+    def _findings(self, keep: Callable[[], None]) -> list[Finding]:
+        """As ``run``; ``keep`` is called before each payload, so that none is pruned meanwhile."""
+        try:
             retained, manifests = self.archive.retained(), history(self.archive, self.record)
             beside = {str(manifest.attempt): manifest for manifest in manifests}
             anchors = [
@@ -44,18 +52,19 @@ class ArchiveCheck:
             return [failed("manifests", str(err))]
         found = [proven("manifests", f"{len(manifests)}, each names its parent, back to the anchor")]
         deltas = [each for each in manifests if each.attempt.version > retained.floor or not retained.floor]
-        damaged = self._payloads([*anchors[::-1], *deltas])
+        damaged = self._payloads([*anchors[::-1], *deltas], keep)
         if damaged:
             return [*found, *damaged, unchecked("rebuilt tensors", "payloads are damaged")]
         num_payloads, num_bytes = _extent([*anchors, *deltas])
         found.append(proven("payloads", f"{num_payloads} with {num_bytes} bytes have their digests"))
         return [*found, self._rebuild(_extent(begin)[0])]
 
-    def _payloads(self, manifests: list[Manifest]) -> list[Finding]:
+    def _payloads(self, manifests: list[Manifest], keep: Callable[[], None]) -> list[Finding]:
         """One finding for each damaged payload."""
         damaged, (total, _), done = [], _extent(manifests), 0
         for manifest in manifests:
             for ref in manifest.payloads:
+                keep()
                 if fault := self._fault(manifest, ref):
                     version = manifest.attempt.version
                     where = f"payload {ref.sequence} of owner {ref.owner}, attempt {manifest.attempt}"
