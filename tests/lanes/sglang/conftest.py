@@ -10,4 +10,5 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     OMP_NUM_THREADS="1",
 )
+collect_ignore = ["stubs"]  # packages of the environment, not tests
 collect_ignore_glob = [] if importlib.util.find_spec("sglang") else ["*"]
