@@ -17,6 +17,9 @@ from dcr.receiver.workers.messages import Calls
 from dcr_adapters.sglang.messages import LOADER, Control, to_tensors
 
 T = TypeVar("T")
+_IDLE_S = 10.0
+"""For how long what was still running when the pause came may take to end; SGLang refuses to flush before."""
+_POLL_S = 0.05
 
 
 class AsyncEngineControl:
@@ -87,9 +90,13 @@ class AsyncEngineControl:
 
     async def _reset_caches(self) -> None:
         manager = self._engine.tokenizer_manager
-        done = await manager.flush_cache()
-        if not done.success:
-            raise Unreachable(f"SGLang did not flush its cache; no request may see old KV: {done.message}")
+        end = asyncio.get_running_loop().time() + _IDLE_S
+        while not (done := await manager.flush_cache()).success:
+            if asyncio.get_running_loop().time() >= end:
+                raise Unreachable(
+                    f"SGLang did not flush its cache; no request may see old KV: {done.message}"
+                )
+            await asyncio.sleep(_POLL_S)
         if self._engine.server_args.hicache_storage_backend is not None:
             cleared = await manager.clear_hicache_storage()
             if not cleared.success:

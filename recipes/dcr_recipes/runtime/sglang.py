@@ -132,8 +132,9 @@ class SglangEngine:
         return _Asked([int(token) for token in made["output_ids"]], logprobs, int(told["cached_tokens"]))
 
     async def _flush(self) -> None:
-        if not (await self._engine.tokenizer_manager.flush_cache()).success:
-            raise Unreachable("SGLang did not flush its cache")
+        """SGLang tells a request's last token before it is done with the request: it is waited for."""
+        if not (await self._engine.tokenizer_manager.flush_cache(timeout_s=_WAY_S)).success:
+            raise Unreachable(f"SGLang did not flush its cache in {_WAY_S:g} s")
 
 
 def _params(seed: int, max_new_tokens: int, temperature: float) -> dict[str, Any]:
