@@ -111,6 +111,33 @@ def test_an_answer_that_has_begun_is_cut_off() -> None:
     assert server.heard[-1] == "http.disconnect"
 
 
+def test_a_request_that_a_paused_engine_keeps_is_refused_when_the_lease_ends() -> None:
+    server = Server()
+
+    async def paused(scope: Message, receive: Receive, send: Send) -> None:
+        await receive()
+        server.now += 100
+        server.heard.append((await receive())["type"])
+
+    server.lease = ServingLease(paused, clock=lambda: server.now)
+    server.lend(10)
+    sent: list[Message] = []
+    first = [{"type": "http.request", "body": b""}]
+
+    async def receive() -> Message:
+        while not first:
+            await asyncio.sleep(3600)  # a client that waits for its answer
+        return first.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/v1/completions", "method": "POST"}
+    asyncio.run(asyncio.wait_for(server.lease(scope, receive, send), 30))
+    assert statuses(sent) == [503]
+    assert server.heard == ["http.disconnect"]
+
+
 def test_what_the_client_says_is_heard() -> None:
     server = Server()
     server.lend(10)

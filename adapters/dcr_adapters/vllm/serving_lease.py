@@ -27,6 +27,8 @@ CONTROL = frozenset({
 """Routes that compute nothing with the weights. Every other one needs the lease."""
 _LATER = 1013
 """Close code of a websocket: try again later."""
+_LOOK_S = 0.2
+"""Between two looks of a request in flight at its lease."""
 _NO_LEASE = {
     "message": "no serving lease here now; ask another instance",
     "type": "ServiceUnavailable",
@@ -70,7 +72,12 @@ class ServingLease:
             await _refuse(scope, receive, send)
             return
         exchange = _Exchange(self._valid, scope, receive, send)
-        await self._app(scope, exchange.receive, exchange.send)
+        watch = asyncio.ensure_future(exchange.watch())
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
 
 class _Exchange:
@@ -107,6 +114,16 @@ class _Exchange:
             self._begun = True
             await self._send(message)
             return
+        await self._lose()
+
+    async def watch(self) -> None:
+        """End the exchange soon after its lease, whose engine may be paused and say nothing any more."""
+        while self._valid():
+            await asyncio.sleep(_LOOK_S)
+        if not self._lost.is_set():
+            await self._lose()
+
+    async def _lose(self) -> None:
         self._lost.set()
         if not self._is_http:
             await self._send({"type": "websocket.close", "code": _LATER})

@@ -18,12 +18,11 @@ import pytest
 import vllm  # noqa: F401 -- imported once, before processes are forked
 from tests.lanes.shared import checkpoints
 from tests.lanes.shared.engine import LONG_PROMPT, PROMPTS
-from tests.lanes.shared.run import Run, Version
+from tests.lanes.shared.run import Run
 from tests.lanes.vllm.offline import in_fork, offline, say
 from typing_extensions import override
 
 from dcr.errors import ConfigError
-from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.lease import Lease
 from dcr.receiver.workers.gate import EngineGate
 from dcr.receiver.workers.ranks import Workers
@@ -128,17 +127,22 @@ class Flying(threading.Thread):
         self.begun.set()
 
 
-def over_refits(url: str, run: Run, receiver: ReceiverAgent, versions: tuple[Version, Version]) -> Flying:
-    """A request begun at the first version and in flight while the second one comes."""
-    while True:
-        run.refit(receiver, versions[0], receiver.report().classification)
-        flying = Flying(url, NUM_TOKENS)
-        assert flying.begun.wait(60)
-        run.refit(receiver, versions[1], receiver.report().classification)
-        flying.join(300)
-        # on a busy machine the first tokens may be told when the last are made
-        if len(flying.versions) > 1 or run.records[-1].version >= 8:
-            return flying
+class Interrupting(HttpControl):
+    """Asks for a long answer right before the server is paused for the next time, once it is told to."""
+
+    flying: Flying | None = None
+    _url = ""
+
+    def fly(self, url: str) -> None:
+        self._url = url
+
+    @override
+    def pause(self) -> None:
+        if self._url:
+            self.flying = Flying(self._url, NUM_TOKENS)
+            self._url = ""
+            assert self.flying.begun.wait(60)
+        super().pause()
 
 
 def test_refits_of_a_running_server(tmp_path: Path) -> None:
@@ -147,7 +151,7 @@ def test_refits_of_a_running_server(tmp_path: Path) -> None:
     new = checkpoints.changed(middle, tmp_path / "v2", rate=0.2, seed=2)
     run = Run(tmp_path, checkpoints.catalogue(old), checkpoints.version(old))
     with server(old, tmp_path / "log") as url:
-        control, lease = HttpControl(url), Lease()
+        control, lease = Interrupting(url), Lease()
         gate = EngineGate(control)
         gate.serve_under(lease)
         receiver = run.receiver("server", Workers(control, folder=tmp_path), gate)
@@ -156,7 +160,12 @@ def test_refits_of_a_running_server(tmp_path: Path) -> None:
         lease.extend(lease.clock() + 3600)
         until(lambda: gate.is_open and asked(url, PROMPTS[0]).is_success)
         before = [ask(url, prompt)["token_ids"] for prompt in PROMPTS]
-        flying = over_refits(url, run, receiver, (checkpoints.version(middle), checkpoints.version(new)))
+        run.refit(receiver, checkpoints.version(middle), receiver.report().classification)
+        control.fly(url)
+        run.refit(receiver, checkpoints.version(new), receiver.report().classification)
+        flying = control.flying
+        assert flying is not None
+        flying.join(300)
         after = [ask(url, prompt) for prompt in (LONG_PROMPT, *PROMPTS)]
         lease.end()
         until(lambda: asked(url, PROMPTS[0]).status_code == 503)
