@@ -59,7 +59,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return told
 
 
-def test_older_versions_go_and_everything_else_is_as_without(finished: Path, plain: dict[str, Any]) -> None:
+def check_older_versions_go_and_everything_else_is_as_without(finished: Path, plain: dict[str, Any]) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     assert (summary["final_version"], summary["differing_bits"]) == (STEPS, 0)
     assert summary["uploaded_bytes"] == summary["payload_bytes"]  # anchors are no part of a refit
@@ -77,7 +77,7 @@ def test_older_versions_go_and_everything_else_is_as_without(finished: Path, pla
         assert summary[name] == plain[name], name
 
 
-def test_every_kept_version_is_the_dense_export_of_its_step(finished: Path, tmp_path: Path) -> None:
+def check_every_kept_version_is_the_dense_export_of_its_step(finished: Path, tmp_path: Path) -> None:
     for row in versions(finished):
         version = row["version"]
         found = exported(finished, version, tmp_path / str(version))
@@ -92,8 +92,8 @@ def test_every_kept_version_is_the_dense_export_of_its_step(finished: Path, tmp_
     assert refused.returncode == 2
 
 
-def test_a_trainer_that_lost_its_trackers_goes_on_from_the_anchor(finished: Path) -> None:
-    """Last, since it continues the run: version 0 is long gone, and so are the files of both ranks."""
+def check_a_trainer_that_lost_its_trackers_goes_on_from_the_anchor(finished: Path) -> None:
+    """It continues the run. Version 0 is long gone, and so are the files of both ranks."""
     lost = list((finished / "trackers").rglob("trackers.*"))
     assert len(lost) == 4
     for path in lost:
@@ -102,3 +102,10 @@ def test_a_trainer_that_lost_its_trackers_goes_on_from_the_anchor(finished: Path
     summary = json.loads((finished / "summary.json").read_text())
     assert (summary["final_version"], summary["differing_bits"]) == (STEPS + 3, 0)
     assert [row["version"] for row in versions(finished)] == [12, 13]
+
+
+def test_a_pruned_run(finished: Path, plain: dict[str, Any], tmp_path: Path) -> None:
+    """One test, whatever the order of tests: its last part goes on with the run."""
+    check_older_versions_go_and_everything_else_is_as_without(finished, plain)
+    check_every_kept_version_is_the_dense_export_of_its_step(finished, tmp_path)
+    check_a_trainer_that_lost_its_trackers_goes_on_from_the_anchor(finished)
