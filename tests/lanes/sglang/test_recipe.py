@@ -59,8 +59,8 @@ def test_killed_workers_change_nothing(tmp_path: Path, dense: Finished, words: l
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _VLLM.exists(), reason="the vLLM lane is not installed beside this one")
 def test_one_run_with_a_vllm_and_an_sglang_instance(tmp_path: Path) -> None:
+    assert _VLLM.exists(), "it needs vLLM's environment, too: make setup-vllm"
     mixed = finished(tmp_path / "run", "runtime=mixed", "steps=10")
     check_refits(mixed, 10)
     check_logprobs(mixed)
