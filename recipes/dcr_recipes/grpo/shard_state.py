@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from dcr.errors import IntegrityError
 from dcr.model import stored_bits
+from dcr_recipes.grpo.captured import copy_captured
 from dcr_recipes.grpo.policy import Policy
 
 _RNG = "rng"
@@ -42,11 +42,11 @@ def install(policy: Policy, state: Mapping[str, torch.Tensor]) -> None:
             slots.setdefault(name, []).append(slot)
     with torch.no_grad():
         for name, parameter in policy.model.named_parameters():
-            _copy(_local(parameter), state, f"model/{name}")
+            copy_captured(_local(parameter), state, f"model/{name}")
             policy.optimizer.state.pop(parameter, None)
             for slot in slots.get(name, ()):
                 value = _empty_slot(parameter, slot)
-                _copy(_local(value), state, f"optimizer/{name}/{slot}")
+                copy_captured(_local(value), state, f"optimizer/{name}/{slot}")
                 policy.optimizer.state[parameter][slot] = value
     torch.set_rng_state(state[_RNG])
 
@@ -67,14 +67,6 @@ def state_digest(state: Mapping[str, torch.Tensor]) -> str:
 def _empty_slot(parameter: torch.Tensor, slot: str) -> torch.Tensor:
     """Storage for one AdamW slot: its step count is a plain 0-d tensor, its moments are sharded."""
     return torch.zeros(()) if slot == "step" else torch.zeros_like(parameter)
-
-
-def _copy(target: torch.Tensor, state: Mapping[str, torch.Tensor], key: str) -> None:
-    source = state.get(key)
-    if source is None or source.shape != target.shape or source.dtype != target.dtype:
-        found = "nothing" if source is None else f"{source.dtype} {tuple(source.shape)}"
-        raise IntegrityError(f"{key}: expected {target.dtype} {tuple(target.shape)}, found {found}")
-    target.copy_(source)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dcr.errors import IntegrityError
+from dcr_recipes.grpo.captured import copy_captured
 
 _RNG = "rng"
 _MASTER = "master"
@@ -33,9 +33,9 @@ def install(chunks: Sequence[torch.nn.Module], optimizer: Any, state: Mapping[st
     """
     with torch.no_grad():
         for name, tensor in _weights(chunks):
-            _copy(tensor, state, name)
+            copy_captured(tensor, state, name)
         for prefix, parameter, slots in _masters(optimizer):
-            _copy(parameter.data, state, f"{prefix}/{_MASTER}")
+            copy_captured(parameter.data, state, f"{prefix}/{_MASTER}")
             slots.clear()
             for key in state:
                 head, _, slot = key.rpartition("/")
@@ -57,11 +57,3 @@ def _masters(optimizer: Any) -> Iterator[tuple[str, torch.Tensor, dict[str, torc
         for group, parameters in enumerate(inner.param_groups):
             for index, parameter in enumerate(parameters["params"]):
                 yield f"optimizer/{at}/{group}/{index}", parameter, inner.state[parameter]
-
-
-def _copy(target: torch.Tensor, state: Mapping[str, torch.Tensor], key: str) -> None:
-    source = state.get(key)
-    if source is None or source.shape != target.shape or source.dtype != target.dtype:
-        found = "nothing" if source is None else f"{source.dtype} {tuple(source.shape)}"
-        raise IntegrityError(f"{key}: expected {target.dtype} {tuple(target.shape)}, found {found}")
-    target.copy_(source)

@@ -9,13 +9,14 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from dcr.errors import ConfigError, Unreachable
 from dcr.receiver.workers.ranks import RemoteRank, Workers
 from dcr_recipes.runtime.dump import join_dumps, rank_file
 from dcr_recipes.runtime.files import dense_tensors
 from dcr_recipes.runtime.ports import CacheCounts, Group, Probed
+from dcr_recipes.runtime.prefix_probe import Asked, PrefixProbe
 
 T = TypeVar("T")
 
@@ -32,14 +33,6 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(step, self.loop).result()
 
 
-class _Asked(NamedTuple):
-    """One finished request; ``num_cached`` of its prompt tokens came from the prefix cache."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    num_cached: int
-
-
 class VllmEngine:
     """Implements ``Engine``. Tokens come from vLLM's own sampler, one generator per request's seed.
 
@@ -51,7 +44,7 @@ class VllmEngine:
         self._engine = engine
         self._thread = thread
         self._numbers = itertools.count()
-        self._hits = self._misses = self._clears = 0
+        self._cache = PrefixProbe(self._probe_once, self._empty)
 
     def generate(
         self, prompt: list[int], seeds: list[int], *, max_new_tokens: int, temperature: float
@@ -67,22 +60,8 @@ class VllmEngine:
         return Group([each.tokens for each in made], [each.logprobs for each in made])
 
     def probe(self, prompt: list[int], max_new_tokens: int, *, fresh: bool) -> Probed:
-        """See ``Engine.probe``.
-
-        The comparison is with the same request after the cache was emptied: and if the cache answered,
-        with the one after that, which is answered by what the emptied cache was filled with.
-        """
-        served = self._probe_once(prompt, max_new_tokens)
-        hit = served.num_cached > 0
-        self._hits, self._misses = self._hits + hit, self._misses + (not hit)
-        is_stale = False
-        if fresh:
-            self._thread.wait(self._engine.reset_prefix_cache())
-            again = self._probe_once(prompt, max_new_tokens)
-            if hit:
-                again = self._probe_once(prompt, max_new_tokens)
-            is_stale = served != again
-        return Probed(served.tokens, served.logprobs, hit, is_stale)
+        """See ``Engine.probe`` and ``PrefixProbe``."""
+        return self._cache.probe(prompt, max_new_tokens, fresh=fresh)
 
     def call_workers(self, method: str, arguments: tuple[object, ...]) -> object:
         """Run ``method`` on every worker; their answers in rank order. Raises Unreachable."""
@@ -94,18 +73,21 @@ class VllmEngine:
             raise Unreachable(f"the engine died: {err}") from err
 
     def clear(self) -> None:
-        """The engine's own gate empties its caches; counted here."""
-        self._clears += 1
+        """See ``PrefixProbe.clear``."""
+        self._cache.clear()
 
     def cache(self) -> CacheCounts:
-        """See ``Engine.cache``; counts probes, the only requests that read the cache."""
-        return CacheCounts(self._hits, self._misses, self._clears)
+        """See ``Engine.cache``; of probes alone."""
+        return self._cache.counts()
 
-    def _probe_once(self, prompt: list[int], max_new_tokens: int) -> _Asked:
+    def _probe_once(self, prompt: list[int], max_new_tokens: int) -> Asked:
         (asked,) = self._ask(prompt, [_params(0, max_new_tokens, 1.0, reads_cache=True)])
         return asked
 
-    def _ask(self, prompt: list[int], params: Sequence[Any]) -> list[_Asked]:
+    def _empty(self) -> bool:
+        return bool(self._thread.wait(self._engine.reset_prefix_cache()))
+
+    def _ask(self, prompt: list[int], params: Sequence[Any]) -> list[Asked]:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -118,7 +100,7 @@ class VllmEngine:
         except (EngineDeadError, EngineGenerateError) as err:
             raise Unreachable(f"the engine died: {err}") from err
 
-    async def _batch(self, prompt: list[int], params: Sequence[Any]) -> list[_Asked]:
+    async def _batch(self, prompt: list[int], params: Sequence[Any]) -> list[Asked]:
         """All requests reach the scheduler before it may take the first, so they are one batch."""
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         try:
@@ -149,11 +131,11 @@ def _params(seed: int, max_new_tokens: int, temperature: float, *, reads_cache: 
     )
 
 
-def _finished(output: Any) -> _Asked:
+def _finished(output: Any) -> Asked:
     made = output.outputs[0]
     tokens = [int(token) for token in made.token_ids]
     logprobs = [float(at[token].logprob) for at, token in zip(made.logprobs, tokens, strict=True)]
-    return _Asked(tokens, logprobs, output.num_cached_tokens or 0)
+    return Asked(tokens, logprobs, output.num_cached_tokens or 0)
 
 
 class VllmStorage:
