@@ -19,13 +19,12 @@ from dcr.transport.chain import links
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.object_transport import ObjectTransport
 from dcr_recipes.bench.apply_floor import Storages, hold, snapshot, storages_of
-from dcr_recipes.bench.apply_model import QUICK_SHAPES, Shape, config_of, specs_of
+from dcr_recipes.bench.apply_model import config_of, specs_of
 from dcr_recipes.bench.chain_data import Chain
 from dcr_recipes.bench.hf_rank import loader_of
-from dcr_recipes.bench.report import Column, Report, Row, grouped, percent, places
+from dcr_recipes.bench.refit_model import shape_for
+from dcr_recipes.bench.report import Column, Report, Row, Steps, grouped, percent, places
 
-SHAPE = Shape(8192, 1024, 3072, 3, 8, 4, 128)
-"""109 MB in BF16."""
 BEHIND = (1, 7, 50)
 LINK_MB_S = 125.0
 """1 Gbit/s: what is read is divided by it for the last column; nothing is slowed down."""
@@ -33,33 +32,42 @@ _AUDIT_KEY = "00" * 16
 _DENSE_KEY = "bench/dense"
 
 
-def run(*, quick: bool, rate: float = 0.01) -> Report:
+def run(*, quick: bool, rate: float = 0.01, gigabytes: float = 1.0) -> Report:
     """Grow a chain of 50 versions, then bring a receiver to the last one from 1, 7 and 50 versions behind.
+
+    The model has ``gigabytes`` (10^9 bytes) at least; takes about five times as much memory.
 
     Raises:
         IntegrityError: two ways end in other bits.
     """
-    shape = QUICK_SHAPES["dense"] if quick else SHAPE
+    shape = shape_for(gigabytes, quick=quick)
+    steps = Steps(BEHIND[-1] + len(BEHIND) + 2)
     catalogue = Catalogue("0" * 32, _AUDIT_KEY, specs_of(shape))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory(prefix="dcr-bench-") as folder:
             chain = Chain(DirectoryStore(Path(folder)), catalogue, rate)
-            chain.grow(BEHIND[-1], anchor_at=BEHIND[-1] // 2, advance=lambda _: None)
-            rows = _rows(chain, loader_of(config_of(shape)))
+            chain.grow(
+                BEHIND[-1], anchor_at=BEHIND[-1] // 2, advance=lambda version: steps(f"version {version}")
+            )
+            rows = _rows(chain, loader_of(config_of(shape)), steps)
     finally:
+        steps.end()
         torch.set_num_threads(threads)
     return _report(chain, rows)
 
 
-def _rows(chain: Chain, loader: NativeLoader) -> list[Row]:
+def _rows(chain: Chain, loader: NativeLoader, steps: Steps) -> list[Row]:
     record = chain.records[-1]
+    steps("dense refit")
     rows, wanted = [_dense_refit(chain, loader)], snapshot(storages_of(loader))
+    steps("dense restore")
     empty = _agent(chain, loader, None)
     rows.append(_timed("dense restore", chain, lambda: _restore(empty, record)))
     _require_equal(loader, wanted, "dense restore")
     for behind in BEHIND:
+        steps(f"composed delta, {behind} behind")
         since = record.version - behind
         _restore(_agent(chain, loader, None), chain.records[since])
         lagging = _agent(chain, loader, CatchUpPolicy())

@@ -1,7 +1,8 @@
 """A committed chain of a model that trains: versions, retries in between, an anchor. Shapes: N elements."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from dcr_recipes.bench.payloads import item_of
 
 RETRY_EVERY = 10
 """One version in so many is an overwrite retry, as after an attempt that failed."""
+_PAYLOAD_ELEMENTS = 16 << 20
+"""A payload ends with the tensor that brings it to so many elements: 32 MiB of source."""
 _SEED = 17
 
 
@@ -54,10 +57,10 @@ class Chain:
         change = AdamW(self.rate)
         for version in range(1, num_versions + 1):
             encoding = Encoding.OVERWRITE if version % RETRY_EVERY == 0 else Encoding.DELTA16
+            advance(version)
             self._commit(version, self._step(change, version, encoding), encoding)
             if version == anchor_at:
                 self._anchor()
-            advance(version)
 
     def words(self) -> Iterator[tuple[str, Words]]:
         """Stored bits of the last version."""
@@ -72,32 +75,29 @@ class Chain:
             self._audit[name] = digest_tensor(self.catalogue.audit_key, name, words)
         self._commit(0, self._planes(), Encoding.OVERWRITE)
 
-    def _planes(self) -> list[Item]:
+    def _planes(self) -> Iterator[Item]:
         specs = self.catalogue.by_name()
-        return [
-            Item(name, specs[name].shape, "bfloat16", Encoding.OVERWRITE, np.arange(words.size), words)
-            for name, words in self.words()
-        ]
+        for name, words in self.words():
+            yield Item(name, specs[name].shape, "bfloat16", Encoding.OVERWRITE, np.arange(words.size), words)
 
-    def _step(self, change: AdamW, version: int, encoding: Encoding) -> list[Item]:
-        found = []
+    def _step(self, change: AdamW, version: int, encoding: Encoding) -> Iterator[Item]:
         for place, spec in enumerate(self.catalogue.tensors):
             rng = np.random.default_rng((_SEED, version, place))
             changes = change.advance(rng, self._masters[spec.name])
             self._digest(spec.name, changes)
             flat = item_of(spec.name, spec.num_elements, changes, encoding)
-            found.append(Item(spec.name, spec.shape, spec.dtype, encoding, flat.locations, flat.values))
-        return found
+            yield Item(spec.name, spec.shape, spec.dtype, encoding, flat.locations, flat.values)
 
     def _digest(self, name: str, changes: Changes) -> None:
         key = self.catalogue.audit_key
         self._audit[name] = update(self._audit[name], key, name, changes.locations, changes.old, changes.new)
 
-    def _commit(self, version: int, items: list[Item], encoding: Encoding) -> None:
+    def _commit(self, version: int, items: Iterable[Item], encoding: Encoding) -> None:
         attempt = AttemptId(number=2 * version, version=version) if version else GENESIS
-        self.num_changed.append(sum(item.num_entries for item in items))
         parent = self.records[-1] if self.records else None
         outlet = ObjectTransport(self.store, self.catalogue.run)
+        close = self._publish(outlet, attempt, version - 1, items)
+        self.num_changed.append(close.num_changed)
         manifest = Manifest(
             run=self.catalogue.run,
             attempt=attempt,
@@ -105,7 +105,7 @@ class Chain:
             parent=(parent.attempt, parent.manifest) if parent else None,
             catalogue=self.catalogue.digest(),
             overwrite_only=encoding is Encoding.OVERWRITE,
-            owners=(self._publish(outlet, attempt, version - 1, items),),
+            owners=(close,),
         )
         self.records.append(
             CommitRecord(
@@ -121,19 +121,35 @@ class Chain:
         close = self._publish(outlet, record.attempt, -1, self._planes())
         link_anchor(self.store, self.archive, record, self.catalogue, [close])
 
-    def _publish(self, outlet: Outlet, attempt: AttemptId, parent: int, items: list[Item]) -> OwnerClose:
-        data = encode_payload(
-            items,
-            attempt=attempt,
-            owner=0,
-            sequence=0,
-            run=self.catalogue.run,
-            parent=parent,
-            catalogue=self.catalogue.digest(),
-        )
-        ref = PayloadRef(0, 0, stated_digest(data), len(data))
-        outlet.publish(attempt, ref, data)
+    def _publish(self, outlet: Outlet, attempt: AttemptId, parent: int, items: Iterable[Item]) -> OwnerClose:
+        refs, num_changed = list[PayloadRef](), 0
+        for sequence, group in enumerate(_groups(items)):
+            data = encode_payload(
+                group,
+                attempt=attempt,
+                owner=0,
+                sequence=sequence,
+                run=self.catalogue.run,
+                parent=parent,
+                catalogue=self.catalogue.digest(),
+            )
+            refs.append(PayloadRef(0, sequence, stated_digest(data), len(data)))
+            outlet.publish(attempt, refs[-1], data)
+            num_changed += sum(item.num_entries for item in group)
         num_elements = sum(spec.num_elements for spec in self.catalogue.tensors)
-        close = OwnerClose(attempt, 0, (ref,), dict(self._audit), self.num_changed[-1], num_elements, "")
+        close = OwnerClose(attempt, 0, tuple(refs), dict(self._audit), num_changed, num_elements, "")
         outlet.close(close)
         return close
+
+
+def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """What goes into each payload; one is made at a time."""
+    group, num_elements = list[Item](), 0
+    for item in items:
+        group.append(item)
+        num_elements += prod(item.shape)
+        if num_elements >= _PAYLOAD_ELEMENTS:
+            yield group
+            group, num_elements = [], 0
+    if group:
+        yield group

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dcr_recipes.commands.numbers import count, share
+from dcr_recipes.commands.numbers import count, positive, share
 
 if TYPE_CHECKING:
     from dcr_recipes.bench.report import Report
@@ -185,12 +185,19 @@ def _catch_up(benches: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     def bench(args: argparse.Namespace) -> "Report":
         from dcr_recipes.bench import catch_up
 
-        return catch_up.run(quick=args.quick, rate=args.rate)
+        return catch_up.run(quick=args.quick, rate=args.rate, gigabytes=args.gb)
 
     text = "bringing a receiver 1, 7 and 50 versions forward, beside a dense restore and a dense refit"
     parser = _bench(benches, "catch-up", text)
     parser.add_argument(
         "--rate", type=share, default=0.01, metavar="S", help="bits that a version changes, default 0.01"
+    )
+    parser.add_argument(
+        "--gb",
+        type=positive,
+        default=1.0,
+        metavar="GB",
+        help="10^9 bytes of weights at least (1); takes about five times as much memory and disk",
     )
     parser.set_defaults(bench=bench)
 
