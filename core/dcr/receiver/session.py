@@ -1,19 +1,30 @@
 """One opened attempt at one receiver: what arrived, what was applied, and whether it failed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import NamedTuple
 
 from dcr import observe
 from dcr.codec import Limits, Payload, decode_payload
 from dcr.errors import AttemptFailed, PayloadError
 from dcr.model import ApplyAck, AttemptId, CommitRecord, Manifest, PayloadRef
 from dcr.receiver import rules
+from dcr.receiver.decoding import ahead
 from dcr.receiver.stager import StagedSource
 from dcr.receiver.staging import Expectation, Staging
 from dcr.receiver.writer import Writer
 from dcr.transport.base import Transport
 
 _MAX_DAMAGED = 3
+
+
+class _Arrival(NamedTuple):
+    """What came under ``ref``: ``payload``, or why it is none; ``num_bytes`` as they came."""
+
+    ref: PayloadRef
+    num_bytes: int
+    payload: Payload | Exception
 
 
 class Session:
@@ -59,19 +70,19 @@ class Session:
     def pump(self, transport: Transport) -> int:
         """Fetch and apply what is visible now; returns how many payloads were applied.
 
-        Each is applied before the next one is decoded, while the transport fetches those behind it.
+        While one is applied the next is decoded, and the transport fetches those behind it.
 
         A failure while decoding or applying is kept in ``failure``, not raised. StoreError and
         other failures to fetch are raised: nothing is lost, try again.
         """
         before = self.num_payloads
-        source = self._source if self._source is not None else transport
         try:
-            for ref, data in source.fetch(self.attempt, set(self._staging.admitted)):
-                self._guarded(lambda ref=ref, data=data: self._receive(ref, data))  # type: ignore[misc]
-                self._guarded(self._drain)
-                if self.failure is not None or self._cancelled():
-                    break
+            with ahead(self._fetched(transport), self._decode) as arrivals:
+                for arrival in arrivals:
+                    self._guarded(partial(self._receive, arrival))
+                    self._guarded(self._drain)
+                    if self.failure is not None or self._cancelled():
+                        break
         except AttemptFailed:
             if not self._cancelled():  # else it was stopped meanwhile, which is no news
                 raise
@@ -122,15 +133,28 @@ class Session:
         else:
             self.failure = None
 
-    def _receive(self, ref: PayloadRef, data: bytes) -> None:
+    def _fetched(self, transport: Transport) -> Generator[tuple[PayloadRef, bytes], None, None]:
+        source = self._source if self._source is not None else transport
+        yield from source.fetch(self.attempt, set(self._staging.admitted))
+
+    def _decode(self, fetched: tuple[PayloadRef, bytes]) -> _Arrival:
+        """In a thread of its own; what it raises waits for the payload's turn."""
+        ref, data = fetched
         try:
             with observe.span("receiver.decode", **self._where(ref.owner, ref.sequence)):
-                payload = decode_payload(data, limits=self._limits)
-        except PayloadError as err:
-            self._count_damage(ref, err)
+                return _Arrival(ref, len(data), decode_payload(data, limits=self._limits))
+        except Exception as err:  # noqa: BLE001 -- the border: a failure of this payload, not of those before it
+            return _Arrival(ref, len(data), err)
+
+    def _receive(self, arrival: _Arrival) -> None:
+        ref, num_bytes, payload = arrival
+        if isinstance(payload, PayloadError):
+            self._count_damage(ref, payload)
             return
+        if isinstance(payload, Exception):
+            raise payload
         with observe.span("receiver.stage", **self._where(ref.owner, ref.sequence)):
-            self._staging.admit(payload, len(data))
+            self._staging.admit(payload, num_bytes)
 
     def _count_damage(self, ref: PayloadRef, err: PayloadError) -> None:
         """A damaged payload is fetched again by later pumps, a few times, then the attempt fails."""
@@ -140,7 +164,7 @@ class Session:
             raise AttemptFailed(f"payload {key} stays damaged: {err}") from err
 
     def _drain(self) -> None:
-        """Apply what was taken in: one decoded payload at a time is held, whatever it decompresses to."""
+        """Apply what was taken in: this payload and the one behind it are all that is decoded by then."""
         self._staging.seal()
         while group := self._staging.take():
             for payload in group:
