@@ -4,6 +4,7 @@
 Compared bit for bit: tokens, rewards, KL and loss of every step, and the digest of the final weights.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -45,8 +46,13 @@ def differences(first: Path, second: Path) -> list[str]:
 
 
 def main() -> int:
-    """Print the verdict; 0 if the runs are the same."""
-    first, second = map(Path, sys.argv[1:])
+    """Print the verdict; 0 if the runs are the same, 1 if not, 2 if a folder has no finished run."""
+    parser = argparse.ArgumentParser(description="Whether two finished runs were the same training.")
+    parser.add_argument("run", type=Path, nargs=2, help="run folder")
+    first, second = parser.parse_args().run
+    for run in (first, second):
+        if not (run / "summary.json").exists():
+            parser.error(f"{run} holds no finished run (no summary.json); let it end, or resume it")
     found = differences(first, second)
     same = f"the same {len(steps_of(first))} steps: tokens, rewards, KL, loss, final weights"
     sys.stdout.write("\n".join(found or [same]) + "\n")

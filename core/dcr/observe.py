@@ -4,6 +4,7 @@ Code marks where it is; whoever composes the process decides who listens (a trac
 metrics sink, a fault injector). Without listeners a mark costs one truth test.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ class Event:
 
 Listener = Callable[[Event], None]
 _listeners: list[Listener] = []
+_silence = threading.local()
 
 
 @contextmanager
@@ -81,6 +83,18 @@ def stage(name: str, **fields: object) -> Iterator[None]:
     point(f"{name}.after", **fields)
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Deliver nothing of what this thread emits in the block: a rehearsal is not a refit."""
+    _silence.depth = getattr(_silence, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _silence.depth -= 1
+
+
 def _emit(event: Event) -> None:
+    if getattr(_silence, "depth", 0):
+        return
     for listener in tuple(_listeners):
         listener(event)

@@ -27,6 +27,7 @@ from dcr.receiver.scatter.engine import EngineName, engine_for
 from dcr.receiver.shadows import Shadows
 from dcr.receiver.spread import groups
 from dcr.receiver.stream import HookStream
+from dcr.receiver.warm import warm_up
 from dcr.receiver.writer import PADDING, ApplyStats, Cancelled, Slice, never
 from dcr.receiver.written import Written
 
@@ -79,6 +80,8 @@ class RankApplier:
             self._stream = HookStream(self._loader, table, hooked) if hooked else None
             self._map, self._shadows = learned, shadows
             self._intake = Intake(learned, self._specs)
+            if learned.placed.plan.on_host:
+                warm_up(RankApplier, self._catalogue)
         return self.map.placement
 
     def divide(self, parts: Mapping[str, tuple[Cover, ...]]) -> None:
