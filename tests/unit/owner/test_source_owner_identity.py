@@ -1,10 +1,8 @@
 """The candidate's identity: bits that moved are refused, whatever the version counters say (DESIGN P5)."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from tests.unit.owner_fleets import ONE, TWO, XOR, equal, fleet_at_step_1, new_bits, old_bits
+from tests.unit.owner_fleets import ONE, TWO, XOR, equal
 
 from dcr import observe
 from dcr.errors import (
@@ -14,21 +12,6 @@ from dcr.errors import (
 )
 from dcr.testing.toy_fleet import ToyFleet
 from dcr.testing.toy_trainer import Tensors, mutate
-
-
-@pytest.fixture
-def old() -> Tensors:
-    return old_bits()
-
-
-@pytest.fixture
-def new(old: Tensors) -> Tensors:
-    return new_bits(old)
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, old: Tensors, new: Tensors) -> ToyFleet:
-    return fleet_at_step_1(tmp_path, old, new)
 
 
 def test_retry_after_a_silent_write_is_refused(fleet: ToyFleet, new: Tensors) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.unit.owner_fleets import ONE, TENSORS, THREE, TWO, XOR, fleet_at_step_1, new_bits, old_bits
+from tests.unit.owner_fleets import ONE, TENSORS, THREE, TWO, XOR
 
 from dcr import observe
 from dcr.errors import (
@@ -16,21 +16,6 @@ from dcr.errors import (
 )
 from dcr.testing.toy_fleet import ToyFleet
 from dcr.testing.toy_trainer import Tensors
-
-
-@pytest.fixture
-def old() -> Tensors:
-    return old_bits()
-
-
-@pytest.fixture
-def new(old: Tensors) -> Tensors:
-    return new_bits(old)
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, old: Tensors, new: Tensors) -> ToyFleet:
-    return fleet_at_step_1(tmp_path, old, new)
 
 
 def test_fence_orders_attempts(fleet: ToyFleet) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.unit.owner_fleets import ONE, TENSORS, TWO, XOR, equal, fleet_at_step_1, new_bits, old_bits
+from tests.unit.owner_fleets import ONE, TENSORS, TWO, XOR, equal, fleet_at_step_1
 
 from dcr import observe
 from dcr.errors import (
@@ -21,22 +21,6 @@ from dcr.model.messages import OwnerReport
 from dcr.source import AffineTask
 from dcr.testing.toy_fleet import ToyFleet
 from dcr.testing.toy_trainer import Tensors, ToySource
-
-
-@pytest.fixture
-def old() -> Tensors:
-    return old_bits()
-
-
-@pytest.fixture
-def new(old: Tensors) -> Tensors:
-    return new_bits(old)
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, old: Tensors, new: Tensors) -> ToyFleet:
-    return fleet_at_step_1(tmp_path, old, new)
-
 
 # ---- a transition ----
 

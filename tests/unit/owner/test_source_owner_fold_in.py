@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.owner_fleets import ONE, TENSORS, THREE, TWO, XOR, equal, fleet_at_step_1, new_bits, old_bits
+from tests.unit.owner_fleets import ONE, TENSORS, THREE, TWO, XOR, equal
 
 from dcr import observe
 from dcr.errors import (
@@ -17,21 +17,6 @@ from dcr.model import GENESIS
 from dcr.source import UNPROVEN, Baseline, OwnerAgent, OwnerSetup, owned
 from dcr.testing.toy_fleet import ToyFleet
 from dcr.testing.toy_trainer import Tensors
-
-
-@pytest.fixture
-def old() -> Tensors:
-    return old_bits()
-
-
-@pytest.fixture
-def new(old: Tensors) -> Tensors:
-    return new_bits(old)
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, old: Tensors, new: Tensors) -> ToyFleet:
-    return fleet_at_step_1(tmp_path, old, new)
 
 
 def test_uncommitted_attempt_is_not_folded_in(fleet: ToyFleet) -> None:
