@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from dcr import observe
 from dcr.errors import ConfigError
-from dcr.model import CommitRecord
 from dcr.receiver.gate import ServingGate
 from dcr.receiver.workers.gate import EngineGate
 from dcr.receiver.workers.ranks import Workers
-from dcr.refit import compose_instance
-from dcr.refit.pump import PumpedReceiver
 from dcr_recipes.launch.group import watch_group
 from dcr_recipes.processes.border import Context
 from dcr_recipes.processes.engine_setup import model_folder, require_known
 from dcr_recipes.processes.host import Host
-from dcr_recipes.processes.serving import refit_of, site
-from dcr_recipes.processes.worker_ranks import ranks_of
+from dcr_recipes.processes.worker_ranks import receiver_of
 from dcr_recipes.runtime import rank_faults
 from dcr_recipes.runtime.ranks import RanksStorage
 from dcr_recipes.runtime.sglang import SglangEngine
@@ -40,18 +36,7 @@ def build(context: Context) -> Host:
     """
     serving, control, workers = _built(context)
     gate = ServingGate(EngineGate(control))
-
-    def receive(record: CommitRecord) -> PumpedReceiver:
-        return compose_instance(
-            context.name,
-            site(context),
-            record,
-            ranks=lambda catalogue: ranks_of(context, workers, catalogue),
-            gate=gate,
-            config=refit_of(context),
-        )
-
-    return Host(serving, RanksStorage(workers), gate, receive)
+    return Host(serving, RanksStorage(workers), gate, receiver_of(context, workers, gate))
 
 
 def build_silent(context: Context) -> RuntimeWorker:

@@ -10,16 +10,12 @@ from typing import Any
 
 from dcr import observe
 from dcr.errors import ConfigError
-from dcr.model import CommitRecord
 from dcr.receiver.gate import ServingGate
-from dcr.refit import compose_instance
-from dcr.refit.pump import PumpedReceiver
 from dcr_recipes.launch.group import watch_group
 from dcr_recipes.processes.border import Context
 from dcr_recipes.processes.engine_setup import model_folder, require_known
 from dcr_recipes.processes.host import Host
-from dcr_recipes.processes.serving import refit_of, site
-from dcr_recipes.processes.worker_ranks import ranks_of
+from dcr_recipes.processes.worker_ranks import receiver_of
 from dcr_recipes.runtime import rank_faults
 from dcr_recipes.runtime.arguments import CONTEXT, EXTENSION, engine_arguments
 from dcr_recipes.runtime.worker import RuntimeWorker
@@ -48,19 +44,10 @@ def build(context: Context) -> Host:
     control = AsyncEngineControl(engine, thread.loop)
     workers = Workers(control, folder=context.folder.exchange)
     gate = ServingGate(EngineGate(control))
-
-    def receive(record: CommitRecord) -> PumpedReceiver:
-        return compose_instance(
-            context.name,
-            site(context),
-            record,
-            ranks=lambda catalogue: ranks_of(context, workers, catalogue),
-            gate=gate,
-            config=refit_of(context),
-        )
-
     serving = VllmEngine(engine, thread)
-    return Host(serving, VllmStorage(serving.call_workers, workers), gate, receive)
+    return Host(
+        serving, VllmStorage(serving.call_workers, workers), gate, receiver_of(context, workers, gate)
+    )
 
 
 def build_silent(context: Context) -> RuntimeWorker:
