@@ -109,7 +109,6 @@ class _Judge:
         self._overlaps = overlaps
         self._storages = storages
         self._known: dict[RankPath, RankPath] = {}
-        self._covers: dict[Cover, Cover] = {}
 
     def path(self, spec: TensorSpec, name: str, found: _Found) -> RankPath:
         """How ``name`` reaches this rank, or why it does not."""

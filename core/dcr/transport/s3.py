@@ -40,7 +40,6 @@ class Traffic:
 
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
-    num_puts: int = 0
     num_gets: int = 0
 
 
@@ -95,8 +94,6 @@ class S3Store:
         digest = digest_hex(data)
         for _ in range(_MAX_TRIES):
             if create(self._target, key, data, digest) or self._holds(key, data, digest):
-                with self._lock:
-                    self.traffic.num_puts += 1
                 observe.point("store.put", key=key, num_bytes=len(data))
                 return
         if self.list(f"{key}/"):
