@@ -5,6 +5,7 @@ When a worker dies, SGLang kills the front too; the driver then starts both anew
 
 import json
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dcr import observe
@@ -18,7 +19,7 @@ from dcr_recipes.processes.engine_setup import model_folder, require_known
 from dcr_recipes.processes.host import Host
 from dcr_recipes.processes.worker_ranks import receiver_of
 from dcr_recipes.runtime import rank_faults
-from dcr_recipes.runtime.ranks import RanksStorage
+from dcr_recipes.runtime.ranks import DUMP, RanksStorage
 from dcr_recipes.runtime.sglang import SglangEngine
 from dcr_recipes.runtime.sglang_arguments import CONTEXT, LOADER, engine_arguments
 from dcr_recipes.runtime.silent import SilentEngine
@@ -36,7 +37,7 @@ def build(context: Context) -> Host:
     """
     serving, control, workers = _built(context)
     gate = ServingGate(EngineGate(control))
-    return Host(serving, RanksStorage(workers), gate, receiver_of(context, workers, gate))
+    return Host(serving, _storage(workers), gate, receiver_of(context, workers, gate))
 
 
 def build_silent(context: Context) -> RuntimeWorker:
@@ -46,7 +47,11 @@ def build_silent(context: Context) -> RuntimeWorker:
         ConfigError: as ``build``.
     """
     _, _, workers = _built(context)
-    return RuntimeWorker(context.name, SilentEngine(), storage=RanksStorage(workers), gate=ServingGate())
+    return RuntimeWorker(context.name, SilentEngine(), storage=_storage(workers), gate=ServingGate())
+
+
+def _storage(workers: Workers) -> RanksStorage:
+    return RanksStorage(workers, partial(workers.tell, DUMP))
 
 
 def _built(context: Context) -> tuple[SglangEngine, "AsyncEngineControl", Workers]:

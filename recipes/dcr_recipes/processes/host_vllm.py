@@ -37,7 +37,7 @@ def build(context: Context) -> Host:
     from dcr.receiver.workers.gate import EngineGate
     from dcr.receiver.workers.ranks import Workers
     from dcr_adapters.vllm.control import AsyncEngineControl
-    from dcr_recipes.runtime.vllm import LoopThread, VllmEngine, VllmStorage
+    from dcr_recipes.runtime.vllm import LoopThread, VllmEngine, storage_of
 
     thread = LoopThread()
     _end_with(engine)
@@ -45,9 +45,7 @@ def build(context: Context) -> Host:
     workers = Workers(control, folder=context.folder.exchange)
     gate = ServingGate(EngineGate(control))
     serving = VllmEngine(engine, thread)
-    return Host(
-        serving, VllmStorage(serving.call_workers, workers), gate, receiver_of(context, workers, gate)
-    )
+    return Host(serving, storage_of(workers, serving.call_workers), gate, receiver_of(context, workers, gate))
 
 
 def build_silent(context: Context) -> RuntimeWorker:
@@ -65,10 +63,10 @@ def build_silent(context: Context) -> RuntimeWorker:
     from dcr.receiver.workers.ranks import Workers
     from dcr_adapters.vllm.control import OfflineControl
     from dcr_recipes.runtime.silent import SilentEngine
-    from dcr_recipes.runtime.vllm import VllmStorage
+    from dcr_recipes.runtime.vllm import storage_of
 
     workers = Workers(OfflineControl(llm), folder=context.folder.exchange)
-    storage = VllmStorage(lambda method, args: llm.collective_rpc(method, args=args), workers)
+    storage = storage_of(workers, lambda method, args: llm.collective_rpc(method, args=args))
     return RuntimeWorker(context.name, SilentEngine(), storage=storage, gate=ServingGate())
 
 

@@ -1,5 +1,6 @@
 """Storage of an instance whose ranks live in the workers of an engine."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ DUMP = "dump"
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Parameters of ``DUMP``: see ``Storage.dump``. Each rank answers how many bytes it wrote."""
+    """What every worker is asked for: see ``Storage.dump``. Each answers how many bytes it wrote."""
 
     path: str
     share: float
@@ -22,16 +23,16 @@ class Dump:
 
 
 class RanksStorage:
-    """Implements ``Storage`` over the workers of one engine, which answer ``DUMP``."""
+    """Implements ``Storage`` over the workers of one engine; ``dump`` has each of them write its part."""
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+    def __init__(self, workers: Workers, dump: Callable[[Dump], object]) -> None:
+        self._dump = dump
         self._ranks = [RemoteRank(workers, greeting.rank) for greeting in workers.greetings]
         self._pool = ThreadPoolExecutor(len(self._ranks), "storage")
 
     def dump(self, path: Path, share: float, sample: str) -> int:
         """See ``Storage.dump``; names of several ranks begin with ``rank-<rank>/``."""
-        self._workers.tell(DUMP, Dump(str(path), share, sample))
+        self._dump(Dump(str(path), share, sample))
         parts = {f"rank-{rank}": rank_file(path, rank) for rank in range(len(self._ranks))}
         num_bytes = join_dumps(path, parts)
         for part in parts.values():

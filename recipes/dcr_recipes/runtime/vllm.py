@@ -7,16 +7,13 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 from dcr.errors import ConfigError, Unreachable
-from dcr.receiver.workers.ranks import RemoteRank, Workers
-from dcr_recipes.runtime.dump import join_dumps, rank_file
-from dcr_recipes.runtime.files import dense_tensors
+from dcr.receiver.workers.ranks import Workers
 from dcr_recipes.runtime.ports import CacheCounts, Group, Probed
 from dcr_recipes.runtime.prefix_probe import Asked, PrefixProbe
+from dcr_recipes.runtime.ranks import RanksStorage
 
 T = TypeVar("T")
 
@@ -138,25 +135,6 @@ def _finished(output: Any) -> Asked:
     return Asked(tokens, logprobs, output.num_cached_tokens or 0)
 
 
-class VllmStorage:
-    """Implements ``Storage`` over the workers of one engine. ``call`` has all run a method with arguments."""
-
-    def __init__(self, call: Callable[[str, tuple[object, ...]], object], workers: Workers) -> None:
-        self._call = call
-        self._ranks = [RemoteRank(workers, greeting.rank) for greeting in workers.greetings]
-        self._pool = ThreadPoolExecutor(len(self._ranks), "storage")
-
-    def dump(self, path: Path, share: float, sample: str) -> int:
-        """See ``Storage.dump``; names of several ranks begin with ``rank-<rank>/``."""
-        self._call("dcr_dump", (str(path), share, sample))
-        parts = {f"rank-{rank}": rank_file(path, rank) for rank in range(len(self._ranks))}
-        num_bytes = join_dumps(path, parts)
-        for part in parts.values():
-            part.unlink()
-        return num_bytes
-
-    def load(self, path: Path) -> None:
-        """See ``Storage.load``."""
-        for _ in dense_tensors(path):  # a broken file is found here, before a weight is touched
-            break
-        list(self._pool.map(lambda rank: rank.load_dense(path), self._ranks))
+def storage_of(workers: Workers, call: Callable[[str, tuple[object, ...]], object]) -> RanksStorage:
+    """``Storage`` over the workers of one engine. ``call`` has all run a method with arguments."""
+    return RanksStorage(workers, lambda asked: call("dcr_dump", (asked.path, asked.share, asked.sample)))

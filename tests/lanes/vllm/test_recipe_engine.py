@@ -22,7 +22,8 @@ from dcr_recipes.probe import LONG_PROMPT
 from dcr_recipes.runtime.arguments import EXTENSION, engine_arguments, environment
 from dcr_recipes.runtime.dump import read_dump
 from dcr_recipes.runtime.ports import Group
-from dcr_recipes.runtime.vllm import LoopThread, VllmEngine, VllmStorage
+from dcr_recipes.runtime.ranks import RanksStorage
+from dcr_recipes.runtime.vllm import LoopThread, VllmEngine, storage_of
 from dcr_recipes.runtime.worker import RuntimeWorker
 
 PROMPT, SEEDS = [5, 17, 400, 3, 8], [1, 2, 1 << 60, 4]
@@ -31,7 +32,7 @@ PROMPT, SEEDS = [5, 17, 400, 3, 8], [1, 2, 1 << 60, 4]
 @dataclass
 class Instance:
     engine: VllmEngine
-    storage: VllmStorage
+    storage: RanksStorage
     gate: ServingGate
     folder: Path
 
@@ -61,7 +62,7 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
     thread = LoopThread()
     control = AsyncEngineControl(engine, thread.loop)
     serving = VllmEngine(engine, thread)
-    storage = VllmStorage(serving.call_workers, Workers(control, folder=folder))
+    storage = storage_of(Workers(control, folder=folder), serving.call_workers)
     yield Instance(serving, storage, ServingGate(EngineGate(control)), folder)
     thread.wait(_shut_down(engine))
 
