@@ -2,10 +2,10 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcr.errors import ConfigError
+from dcr_recipes.commands.arguments import add_json, add_run
 
 if TYPE_CHECKING:
     from dcr_recipes.commands.diagnosed import Diagnosed
@@ -23,14 +23,14 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         " and how far the background audit is. With --model, ask a loader instead that no run uses.",
         epilog="exit code: 0 all is well, 1 an instance is away, not serving, or refuses something, 2 no run",
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default runs/latest")
+    add_run(parser)
     parser.add_argument(
         "--model", help="build this model's hf runtime and learn it here (see dcr grpo --help)"
     )
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="key=value", help="with --model: further keys"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    add_json(parser)
     parser.set_defaults(command=run)
 
 

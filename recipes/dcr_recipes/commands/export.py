@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcr_recipes.commands.arguments import add_json, add_run
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,7 +26,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         " may be alive. Memory: about one file and one payload.",
         epilog="exit code: 0 written, 1 the version cannot be rebuilt or proven, 2 no such run or version",
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default runs/latest")
+    add_run(parser)
     parser.add_argument(
         "--version", type=int, metavar="N", help="version to write; default the committed one"
     )
@@ -32,7 +34,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser.add_argument(
         "--file-mib", type=int, default=_FILE_MIB, metavar="M", help="MiB of a file; default %(default)s"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    add_json(parser)
     parser.set_defaults(command=run)
 
 

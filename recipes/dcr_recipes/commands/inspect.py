@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dcr.errors import PayloadError
+from dcr_recipes.commands.arguments import add_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +36,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         epilog="example: dcr inspect runs/latest/store/*/payload/3-3/*/*",
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="file of RUN/store")
-    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    add_json(parser)
     parser.set_defaults(command=run)
 
 

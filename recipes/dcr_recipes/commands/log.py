@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dcr.errors import IntegrityError
+from dcr_recipes.commands.arguments import add_json, add_run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,8 +29,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         " attempts that a version took, 'anchor' is what its planes take where they are stored whole. Older"
         " versions' steps are those of metrics.jsonl.",
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default runs/latest")
-    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    add_run(parser)
+    add_json(parser)
     parser.set_defaults(command=run)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcr.errors import ConfigError
+from dcr_recipes.commands.arguments import add_json
 
 if TYPE_CHECKING:
     from dcr.source.plan import Plan, PlanReport
@@ -38,7 +39,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     _add_layout(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of served parameters")
     parser.add_argument("--rate", type=float, default=0.01, help="share of elements that a step changes")
-    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    add_json(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks instead of one-line errors")
     parser.set_defaults(command=run)
 

@@ -2,9 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dcr_recipes.commands.arguments import add_json, add_run
 from dcr_recipes.commands.findings import Finding, failed, proven
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         " next step is published as usual.",
         epilog="exit code: 0 all serve it, 1 some do not, 2 there is no such run, or none that is alive",
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default runs/latest")
-    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    add_run(parser)
+    add_json(parser)
     parser.set_defaults(command=run)
 
 

@@ -4,9 +4,9 @@ import argparse
 import contextlib
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dcr_recipes.commands.arguments import add_json, add_run
 from dcr_recipes.commands.findings import Finding, Verdict, any_failed, failed, proven, unchecked
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         " running.",
         epilog="exit code: 0 all is proven, 1 something is not as committed, 2 there is no such run",
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default runs/latest")
-    parser.add_argument("--json", action="store_true", help="one JSON object for programs")
+    add_run(parser)
+    add_json(parser)
     parser.set_defaults(command=run)
 
 
