@@ -1,39 +1,10 @@
-"""The gates of engines over a control that only writes down what it is told."""
-
-from typing import Any
+"""The gates of engines: what an engine is told, and when."""
 
 import pytest
+from tests.unit.engine_controls import Recorded
 
 from dcr.errors import IntegrityError, Unreachable
 from dcr.receiver.workers.gate import EngineGate, OfflineGate
-
-
-class Recorded:
-    """An ``EngineControl``."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self.dead = False
-
-    def call_workers(self, calls: str) -> list[dict[str, Any]]:
-        return []
-
-    def pause(self) -> None:
-        self._tell("pause")
-
-    def resume(self) -> None:
-        self._tell("resume")
-
-    def reset_caches(self) -> None:
-        self._tell("reset")
-
-    def set_version(self, version: str) -> None:
-        self._tell(f"version {version}")
-
-    def _tell(self, what: str) -> None:
-        if self.dead:
-            raise Unreachable("dead")
-        self.told.append(what)
 
 
 def test_caches_are_reset_before_the_version_is_set_and_requests_go_on() -> None:

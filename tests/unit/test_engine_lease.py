@@ -3,9 +3,9 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
+from tests.unit.engine_controls import Recorded
 from typing_extensions import override
 
 from dcr.errors import ConfigError, Unreachable
@@ -14,41 +14,7 @@ from dcr.receiver.workers.control import Lends
 from dcr.receiver.workers.gate import EngineGate
 
 
-class Engine:
-    """An ``EngineControl``; it runs as far as it was told."""
-
-    def __init__(self) -> None:
-        self._running = True
-        self.told: list[str] = []
-        self.dead = False
-
-    def call_workers(self, calls: str) -> list[dict[str, Any]]:
-        return []
-
-    def pause(self) -> None:
-        self._tell("pause")
-        self._running = False
-
-    def resume(self) -> None:
-        self._tell("resume")
-        self._running = True
-
-    def reset_caches(self) -> None:
-        self._tell("reset")
-
-    def set_version(self, version: str) -> None:
-        self._tell(f"version {version}")
-
-    def runs(self) -> bool:
-        return self._running
-
-    def _tell(self, what: str) -> None:
-        if self.dead:
-            raise Unreachable("dead")
-        self.told.append(what)
-
-
-class Fronted(Engine):
+class Fronted(Recorded):
     """One with a front of its own."""
 
     def __init__(self) -> None:
@@ -81,7 +47,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def leased(engine: Engine) -> tuple[EngineGate, Lease, Clock]:
+def leased(engine: Recorded) -> tuple[EngineGate, Lease, Clock]:
     clock = Clock()
     lease = Lease(clock)
     gate = EngineGate(engine)
@@ -91,7 +57,7 @@ def leased(engine: Engine) -> tuple[EngineGate, Lease, Clock]:
 
 
 def test_it_runs_from_the_first_grant_to_the_end_of_the_last() -> None:
-    engine = Engine()
+    engine = Recorded()
     gate, lease, clock = leased(engine)
     gate.open(1, changed=True)
     assert engine.told == ["pause", "reset", "version 1"]
@@ -110,7 +76,7 @@ def test_it_runs_from_the_first_grant_to_the_end_of_the_last() -> None:
 
 
 def test_a_lease_that_is_ended_stops_it() -> None:
-    engine = Engine()
+    engine = Recorded()
     gate, lease, clock = leased(engine)
     lease.extend(clock.now + 10)
     gate.open(1, changed=True)
@@ -128,7 +94,7 @@ def test_somebody_is_asked_for_a_lease_once_it_would_run() -> None:
         def want(self) -> None:
             wanted.set()
 
-    gate = EngineGate(Engine())
+    gate = EngineGate(Recorded())
     gate.serve_under(Wanted())
     gate.close()
     assert not wanted.wait(0.6), "a closed gate needs none"
@@ -137,7 +103,7 @@ def test_somebody_is_asked_for_a_lease_once_it_would_run() -> None:
 
 
 def test_a_closed_gate_is_not_opened_by_a_grant_nor_after_it() -> None:
-    engine = Engine()
+    engine = Recorded()
     gate, lease, clock = leased(engine)
     gate.open(1, changed=True)
     gate.close()
@@ -156,7 +122,7 @@ def test_a_closed_gate_is_not_opened_by_a_grant_nor_after_it() -> None:
 
 
 def test_a_dead_engine_is_told_again() -> None:
-    engine = Engine()
+    engine = Recorded()
     gate, lease, clock = leased(engine)
     lease.extend(clock.now + 10)
     gate.open(1, changed=True)
@@ -171,7 +137,7 @@ def test_a_dead_engine_is_told_again() -> None:
 def test_a_front_of_its_own_is_lent_the_rest_and_told_of_the_end() -> None:
     engine = Fronted()
     assert isinstance(engine, Lends)
-    assert not isinstance(Engine(), Lends)
+    assert not isinstance(Recorded(), Lends)
     _, lease, clock = leased(engine)
     assert len(engine.lent) == 1
     assert engine.lent[0] < 0, "asked at once whether it looks at leases"

@@ -1,0 +1,37 @@
+"""An engine's control that only writes down what it is told."""
+
+from typing import Any
+
+from dcr.errors import Unreachable
+
+
+class Recorded:
+    """An ``EngineControl``."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.dead = False
+
+    def call_workers(self, calls: str) -> list[dict[str, Any]]:
+        return []
+
+    def pause(self) -> None:
+        self._tell("pause")
+
+    def resume(self) -> None:
+        self._tell("resume")
+
+    def reset_caches(self) -> None:
+        self._tell("reset")
+
+    def set_version(self, version: str) -> None:
+        self._tell(f"version {version}")
+
+    def runs(self) -> bool:
+        """Whether requests are computed, as far as it was told."""
+        return [word for word in ("resume", *self.told) if word in ("pause", "resume")][-1] == "resume"
+
+    def _tell(self, what: str) -> None:
+        if self.dead:
+            raise Unreachable("dead")
+        self.told.append(what)
