@@ -7,7 +7,6 @@ usage: python -m tests.integration.grpo_ranks RANK PORT FOLDER STEPS LR; writes 
 import json
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from tests.integration.stock_loader import StockLoader
 
 from dcr.receiver.gate import ServingGate
 from dcr_recipes.grpo.fsdp import fsdp_learner
@@ -34,30 +34,6 @@ STEP_THAT_IS_NOT_COMMITTED = 3
 class Position(NamedTuple):
     version: int
     step: int
-
-
-class StockLoader:
-    """The identity: parameters by their own names."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in weights:
-            self._model.get_parameter(name).data.copy_(tensor)
-
-    def resident(self) -> dict[str, torch.Tensor]:
-        return dict(self._model.named_parameters())
-
-    def refusals(self) -> dict[str, str]:
-        """Nothing beyond what the learning pass sees for itself."""
-        return {}
-
-    def skips(self, name: str) -> bool:
-        return False
-
-    def synchronize(self) -> None:
-        return
 
 
 class Served:

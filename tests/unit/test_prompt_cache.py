@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.unit.test_runtime_worker import StockLoader
+from tests.integration.stock_loader import StockLoader
 
 from dcr.errors import ConfigError, IntegrityError
 from dcr.receiver.gate import ServingGate

@@ -1,12 +1,13 @@
 """A serving process's handlers, over real HTTP with a stock model behind them."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.integration.stock_loader import StockLoader
 
 from dcr.errors import AttemptFailed, ConfigError, PayloadError, Unreachable
 from dcr.model import (
@@ -33,28 +34,6 @@ from dcr_recipes.runtime.worker import RuntimeWorker
 FIRST, SECOND = AttemptId(1, 1), AttemptId(2, 1)
 RECORD = CommitRecord("0" * 32, 0, AttemptId(0, 0), 0, "w", None, 0, "c", "m", "a")
 ASK = {"prompts": [[1, 2], [3, 4, 5]], "seeds": [[1, 2], [3]], "max_new_tokens": 3, "temperature": 1.0}
-
-
-class StockLoader:
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in weights:
-            self._model.get_parameter(name).data.copy_(tensor)
-
-    def resident(self) -> dict[str, torch.Tensor]:
-        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-
-    def refusals(self) -> dict[str, str]:
-        """Nothing beyond what the learning pass sees for itself."""
-        return {}
-
-    def skips(self, name: str) -> bool:
-        return False
-
-    def synchronize(self) -> None:
-        return
 
 
 class CountingAgent:
