@@ -6,7 +6,6 @@ and ranks that own nothing of a tensor, or nothing at all.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +45,7 @@ Owners = list[tuple[OwnedShards, Baseline]]
 
 @dataclass(slots=True)
 class Kept:
-    """A transport that keeps what is published."""
+    """An outlet that keeps what is published."""
 
     payloads: list[bytes] = field(default_factory=list)
 
@@ -54,14 +53,6 @@ class Kept:
         self.payloads.append(data)
 
     def close(self, close: OwnerClose) -> None:
-        pass
-
-    def fetch(
-        self, attempt: AttemptId, seen: Collection[tuple[int, int]]
-    ) -> Iterator[tuple[PayloadRef, bytes]]:
-        return iter(())
-
-    def stop_and_wait(self, attempt: AttemptId) -> None:
         pass
 
 

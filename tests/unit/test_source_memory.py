@@ -4,7 +4,7 @@ Arrays are counted by tracemalloc, which sees numpy's; trackers lie in a file th
 """
 
 import tracemalloc
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,20 +57,12 @@ class Weights:
 
 
 class Nowhere:
-    """A transport that keeps nothing."""
+    """An outlet that keeps nothing."""
 
     def publish(self, attempt: AttemptId, ref: PayloadRef, data: bytes) -> None:
         pass
 
     def close(self, close: OwnerClose) -> None:
-        pass
-
-    def fetch(
-        self, attempt: AttemptId, seen: Collection[tuple[int, int]]
-    ) -> Iterator[tuple[PayloadRef, bytes]]:
-        return iter(())
-
-    def stop_and_wait(self, attempt: AttemptId) -> None:
         pass
 
 
