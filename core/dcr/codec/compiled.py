@@ -124,6 +124,19 @@ class _CompiledReader:
 def kernel(name: str) -> Callable[..., Any]:
     """Compile one loop; read-only signatures take writable arrays too, so one version serves all."""
     import numba  # here, so that importing this module does not load a compiler
+
+    function, signature = _signatures()[name]
+    built: Callable[..., Any]
+    try:
+        built = numba.njit(signature, nogil=True, cache=True)(function)
+    except RuntimeError:  # nowhere to keep compiled code (read-only installation): compile in each process
+        built = numba.njit(signature, nogil=True)(function)
+    return built
+
+
+@cache
+def _signatures() -> dict[str, tuple[Callable[..., Any], Any]]:
+    """Each loop by its name, and numba's type of it."""
     from numba import types
 
     numbers, words = _array(types.int64), _array(types.uint64)
@@ -152,13 +165,7 @@ def kernel(name: str) -> Callable[..., Any]:
             types.void(_array(value), types.uint8[:, :], types.int64, types.boolean),
         )
         signatures[f"join{width}"] = (join, types.void(*[octets] * width, types.boolean, value[::1]))
-    function, signature = signatures[name]
-    built: Callable[..., Any]
-    try:
-        built = numba.njit(signature, nogil=True, cache=True)(function)
-    except RuntimeError:  # nowhere to keep compiled code (read-only installation): compile in each process
-        built = numba.njit(signature, nogil=True)(function)
-    return built
+    return signatures
 
 
 def _array(element: Any) -> Any:
