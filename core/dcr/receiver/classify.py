@@ -52,7 +52,13 @@ def classify(
     links.reasons.update((name, path.reason) for name, path in paths.items() if path.method is Method.WHOLE)
     learned = {name for name, path in paths.items() if path.method is Method.LEARNED}
     hooked = {n for n, path in paths.items() if path.method is Method.HOOK or (keep_copies and n in learned)}
-    refusals = {name: path.refusal for name, path in paths.items() if path.refusal}
+    refusals = {
+        **unreached(loader.resident(), regions, storages),
+        **_outside(traces[""]),
+        **_entangled(storages),
+        **judge.known_refusals,
+        **{name: path.refusal for name, path in paths.items() if path.refusal},
+    }
     return PlacementTable(
         catalogue,
         storages,
@@ -62,13 +68,7 @@ def classify(
         links.together(),
         _constants(traces),
         streamable,
-        {
-            **unreached(loader.resident(), regions, storages),
-            **_outside(traces[""]),
-            **_entangled(storages),
-            **judge.known_refusals,
-            **refusals,
-        },
+        refusals,
     )
 
 

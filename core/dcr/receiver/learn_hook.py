@@ -273,22 +273,26 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         made = self._made_of(inputs)
         for tensor in written:
             number = self._destination(tensor)
-            if number is None:
-                trace.refuse(f"{func} writes resident and other memory at once")
-                continue
-            name = self._storages[number].name
-            if func.overloadpacket is schema.SET_STORAGE:
-                trace.refuse(f"the loader's {func} replaces the storage of resident {name!r}")
-                continue
-            place = self._place(Kind.COMPUTED, number, tensor)
-            if not schema.writes_only(func, args, kwargs) and not self._written_before(place):
-                trace.refuse(
-                    f"{func} into {name!r} depends on what was there: "
-                    "only copies and constant fills may write resident storage"
-                )
-                continue
-            for piece in touched(func, args, place):
-                self._note_computed(piece, str(func), made)
+            place = None if number is None else self._place(Kind.COMPUTED, number, tensor)
+            if refusal := self._refusal(func, place, writes_only=schema.writes_only(func, args, kwargs)):
+                trace.refuse(refusal)
+            elif place is not None:
+                for piece in touched(func, args, place):
+                    self._note_computed(piece, str(func), made)
+
+    def _refusal(self, func: Any, place: Write | None, *, writes_only: bool) -> str:
+        """Why ``func`` may not write ``place``, None where that is not resident; empty if it may."""
+        if place is None:
+            return f"{func} writes resident and other memory at once"
+        name = self._storages[place.storage].name
+        if func.overloadpacket is schema.SET_STORAGE:
+            return f"the loader's {func} replaces the storage of resident {name!r}"
+        if not writes_only and not self._written_before(place):
+            return (
+                f"{func} into {name!r} depends on what was there: "
+                "only copies and constant fills may write resident storage"
+            )
+        return ""
 
     def _note_computed(self, place: Write, what: str, made: Made) -> None:
         write = place._replace(what=what, names=made.names, reads=made.reads)
