@@ -101,16 +101,13 @@ def piece_of(
             index_map = compose(index_map, IndexMap.permuted(full, dims))
     if stack is not None:
         index_map, shape = stacked(index_map, shape, stack)
+    return Piece(target.name, shape, index_map, *taken(rows), split=target.split, plus_one=target.plus_one)
+
+
+def taken(rows: Indices) -> tuple[int, Indices | None]:
+    """``first`` and ``rows`` of the piece that takes ``rows`` [T > 0], which ascend."""
     together = int(rows[-1] - rows[0]) + 1 == rows.size
-    return Piece(
-        name=target.name,
-        shape=shape,
-        map=index_map,
-        first=int(rows[0]),
-        rows=None if together else rows,
-        split=target.split,
-        plus_one=target.plus_one,
-    )
+    return int(rows[0]), None if together else rows
 
 
 def transposed(target: Target) -> Target:

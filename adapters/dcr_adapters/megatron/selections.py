@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dcr.indexmap import IndexMap, from_table
-from dcr_adapters.megatron.pieces import Piece, Stack, stacked
+from dcr.indexmap import Indices, from_table
+from dcr_adapters.megatron.pieces import Piece, Stack, stacked, taken
 from dcr_adapters.megatron.probe import Selection
 
 
@@ -18,24 +18,16 @@ def pieces_of_selections(
         whole = used.all(axis=1)
         if not np.array_equal(whole, used.any(axis=1)):
             return f"{selection.name!r} selects parts of rows"
-        taken = np.flatnonzero(whole).astype(np.int64)
-        if not taken.size or not used.size:
-            continue
-        size = int(np.prod(selection.shape, dtype=np.int64))
-        index_map: IndexMap = from_table(selection.table.reshape(rows, -1)[taken].reshape(-1), size)
-        full = selection.shape
-        if stack is not None:
-            index_map, full = stacked(index_map, full, stack)
-        together = int(taken[-1] - taken[0]) + 1 == taken.size
-        pieces.append(
-            Piece(
-                name=selection.name,
-                shape=full,
-                map=index_map,
-                first=int(taken[0]),
-                rows=None if together else taken,
-                split=selection.split,
-                plus_one=False,
-            )
-        )
+        if whole.any() and used.size:
+            pieces.append(_piece(selection, np.flatnonzero(whole).astype(np.int64), rows, stack))
     return tuple(pieces)
+
+
+def _piece(selection: Selection, rows: Indices, num_rows: int, stack: Stack | None) -> Piece:
+    """The piece that takes ``rows`` [T > 0] of a parameter of ``num_rows``, each of them whole."""
+    size = int(np.prod(selection.shape, dtype=np.int64))
+    index_map = from_table(selection.table.reshape(num_rows, -1)[rows].reshape(-1), size)
+    full = selection.shape
+    if stack is not None:
+        index_map, full = stacked(index_map, full, stack)
+    return Piece(selection.name, full, index_map, *taken(rows), split=selection.split, plus_one=False)
