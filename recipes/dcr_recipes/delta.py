@@ -8,8 +8,8 @@ from typing import Protocol
 
 from dcr.errors import AttemptFailed, Conflict, Unreachable
 from dcr.refit import Refit, SyncReport
-from dcr_recipes.loop import Audit, Figures, Position
 from dcr_recipes.members import Members
+from dcr_recipes.refitter import Audit, Figures, Position
 from dcr_recipes.verify import Status
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ import numpy as np
 from dcr.errors import Unreachable
 from dcr.model import stored_bits
 from dcr_recipes.layout import RunFolder
-from dcr_recipes.loop import Figures, Position, dense_path
+from dcr_recipes.recorder import dense_path
+from dcr_recipes.refitter import Figures, Position
 from dcr_recipes.summary import write_atomically
 from dcr_recipes.verify import Instance
 

@@ -14,7 +14,9 @@ from dcr.model import AuditDigest, AuditTable
 from dcr_recipes.errors import VerificationError
 from dcr_recipes.grpo.metrics import StepMetrics
 from dcr_recipes.layout import RunFolder
-from dcr_recipes.loop import Audit, Figures, Loop, Position, Recorder, dense_path
+from dcr_recipes.loop import Loop
+from dcr_recipes.recorder import Recorder, dense_path
+from dcr_recipes.refitter import Audit, Figures, Position
 from dcr_recipes.verify import Difference, Verifier
 
 

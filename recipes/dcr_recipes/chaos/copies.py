@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dcr_recipes.layout import RunFolder
-from dcr_recipes.loop import dense_path
+from dcr_recipes.recorder import dense_path
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from dcr_recipes.details import StepDetails
 from dcr_recipes.grpo.rollout import over_http
 from dcr_recipes.grpo.settings import settings_of
 from dcr_recipes.grpo.training import GrpoTraining, assemble
-from dcr_recipes.loop import Loop, Recorder, Refitter
+from dcr_recipes.loop import Loop
 from dcr_recipes.members import Members, ReadMembers
 from dcr_recipes.mixed import Probers, Verifiers
 from dcr_recipes.models.build import start_of
@@ -27,6 +27,8 @@ from dcr_recipes.probe import LONG_PROMPT, PROMPT, Prober
 from dcr_recipes.processes.border import PARENT, Context, enter
 from dcr_recipes.processes.learners import framework, learner_of
 from dcr_recipes.processes.serving import control_of, runtime_names, site
+from dcr_recipes.recorder import Recorder
+from dcr_recipes.refitter import Refitter
 from dcr_recipes.runtime.answers import RuntimeStatus
 from dcr_recipes.runtime.engines import kind_of, kinds, oracle_name
 from dcr_recipes.runtime.remote import RemoteRuntime
