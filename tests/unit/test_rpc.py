@@ -160,7 +160,7 @@ def test_calls_run_at_the_same_time(client: Client) -> None:
 
 
 def test_the_client_sends_no_oversized_body(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "MAX_BODY_BYTES", 100)
+    monkeypatch.setattr("dcr.transport.rpc.client.MAX_BODY_BYTES", 100)
     with pytest.raises(PayloadError, match="at most 100"):
         client.call("optional", dict[str, Any], step=1, tags=["x" * 100])
     assert client.call("nothing", type(None)) is None

@@ -1,9 +1,4 @@
-"""Control messages between processes: JSON over HTTP, one POST ``/<method>`` a call.
-
-Body: a JSON object of the method's named parameters, checked against the handler's annotations.
-Answer: 200 and the result, or 4xx/5xx and ``{"error": {"type": ..., "message": ...}}``, where the
-type is a class of ``dcr.errors``, raised again on the calling side. Nothing is retried here.
-"""
+"""The answering side: every call in a thread of its own."""
 
 import dataclasses
 import errno
@@ -11,59 +6,20 @@ import inspect
 import logging
 import socket
 import socketserver
-import ssl
 import threading
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-import httpx
-
-import dcr.errors
-from dcr.errors import (
-    AttemptFailed,
-    ConfigError,
-    Conflict,
-    MissingObject,
-    PayloadError,
-    RefitError,
-    Unreachable,
-)
+from dcr.errors import AttemptFailed, ConfigError, PayloadError, RefitError
 from dcr.model import from_json, to_json
+from dcr.transport.rpc.wire import MAX_BODY_BYTES, refusal
 
-MAX_BODY_BYTES = 256 << 20
-"""Largest message in either direction; tensors never travel this way."""
-
-T = TypeVar("T")
 Handlers = Mapping[str, Callable[..., object]]
 _log = logging.getLogger(__name__)
-_STATUS: tuple[tuple[type[RefitError], int], ...] = (
-    (ConfigError, 400),
-    (PayloadError, 400),
-    (MissingObject, 404),
-    (Conflict, 409),
-    (Unreachable, 504),
-)
-_ERRORS: dict[str, type[RefitError]] = {
-    name: kind
-    for name, kind in vars(dcr.errors).items()
-    if isinstance(kind, type) and issubclass(kind, RefitError)
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Error:
-    type: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class _ErrorAnswer:
-    error: _Error
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +95,14 @@ class _HttpServer(ThreadingHTTPServer):
         method = self.methods.get(path.removeprefix("/"))
         if method is None:
             known = ", ".join(sorted(self.methods))
-            return _refusal(ConfigError(f"no method {path!r}; known: {known}"), status=404)
+            return refusal(ConfigError(f"no method {path!r}; known: {known}"), status=404)
         try:
             return 200, method.call(body)
         except RefitError as err:
-            return _refusal(err)
+            return refusal(err)
         except Exception as err:  # noqa: BLE001 -- the border: recorded here, reported to the caller
             _log.exception("handler of %s failed", path)
-            return _refusal(AttemptFailed(f"{type(err).__name__} in {path.removeprefix('/')}: {err}"))
-
-
-def _refusal(err: RefitError, *, status: int | None = None) -> tuple[int, bytes]:
-    """Errors travel as their nearest class of ``dcr.errors``: the caller may not know any other."""
-    kind = next(kind.__name__ for kind in type(err).__mro__ if _ERRORS.get(kind.__name__) is kind)
-    if status is None:
-        status = next((number for known, number in _STATUS if isinstance(err, known)), 500)
-    return status, to_json(_ErrorAnswer(_Error(kind, str(err))))
+            return refusal(AttemptFailed(f"{type(err).__name__} in {path.removeprefix('/')}: {err}"))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -168,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             self.close_connection = True  # what follows is not read, so the next request is not found
             message = f"Content-Length is {length!r}; a call has a body of at most {MAX_BODY_BYTES} bytes"
-            self._send(*_refusal(PayloadError(message), status=413))
+            self._send(*refusal(PayloadError(message), status=413))
             return
         body = self.rfile.read(int(length))
         if len(body) < int(length) or self.server.closing:  # the caller died, or came after close()
@@ -244,74 +192,3 @@ def serve(handlers: Handlers, *, host: str = "127.0.0.1", port: int = 0) -> RpcS
         raise ConfigError(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
     except OverflowError as err:
         raise ConfigError(f"port {port} is not in 0 .. 65535") from err
-
-
-def _reason(err: httpx.TransportError, timeout_s: float) -> str:
-    if isinstance(err, httpx.TimeoutException):
-        return f"{type(err).__name__} after {timeout_s} s"
-    return f"{type(err).__name__}: {err}"
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """One for all clients: reading the system's certificates takes longer than most calls."""
-    return ssl.create_default_context()
-
-
-class Client:
-    """Calls the methods of one server; safe to share between threads. A bad url is a ConfigError."""
-
-    def __init__(self, url: str, timeout_s: float = 60.0) -> None:
-        self.url = url
-        self._timeout_s = timeout_s
-        # the environment's proxies are for the outside world, not for the processes of a run
-        limits = httpx.Limits(max_connections=None)
-        try:
-            self._http = httpx.Client(
-                base_url=url, trust_env=False, limits=limits, follow_redirects=False, verify=_tls()
-            )
-        except httpx.InvalidURL as err:
-            raise ConfigError(f"{url!r} is not the url of a process: {err}") from err
-
-    def call(
-        self, method: str, result_type: type[T], /, *, deadline_s: float | None = None, **params: object
-    ) -> T:
-        """Call ``method`` with ``params`` and return its answer as ``result_type`` (``type(None)`` for none).
-
-        ``deadline_s`` bounds the wait for the answer; by default it is the client's ``timeout_s``.
-
-        Raises:
-            Unreachable: refused, reset, or no answer in time; the call may or may not have happened.
-            PayloadError: too large to send, or the answer is not what it should be.
-            RefitError: whatever the handler raised, by class.
-        """
-        body = to_json(params)
-        if len(body) > MAX_BODY_BYTES:
-            raise PayloadError(
-                f"{method}: parameters of {len(body)} bytes; at most {MAX_BODY_BYTES} are sent"
-            )
-        timeout_s = self._timeout_s if deadline_s is None else deadline_s
-        try:
-            answer = self._http.post(f"/{method}", content=body, timeout=timeout_s)
-        except httpx.TransportError as err:
-            raise Unreachable(f"{self.url} did not answer {method}: {_reason(err, timeout_s)}") from err
-        except httpx.DecodingError as err:
-            raise PayloadError(f"{self.url} answered {method} with a body of unknown coding: {err}") from err
-        if answer.status_code != 200:
-            raise self._error(method, answer)
-        return from_json(result_type, answer.content)
-
-    def _error(self, method: str, answer: httpx.Response) -> RefitError:
-        where = f"{self.url} answered {method} with status {answer.status_code}"
-        try:
-            error = from_json(_ErrorAnswer, answer.content).error
-        except PayloadError as err:
-            return PayloadError(f"{where} and no error of ours: {err}")
-        kind = _ERRORS.get(error.type)
-        if kind is None:
-            return PayloadError(f"{where} and the unknown error {error.type!r}: {error.message}")
-        return kind(error.message)
-
-    def close(self) -> None:
-        """Close idle connections."""
-        self._http.close()
