@@ -5,7 +5,7 @@ usage: python -m tests.integration.residual_ranks FOLDER; writes ``told-<rank>.j
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,80 +13,38 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from tests.integration.quantized import Other, Quantized
 from tests.lanes.shared.trainer_world import CONFIG, committed, coordinated, fork_ranks
 
 from dcr import observe
 from dcr.errors import RefitError
 from dcr.indexmap import IndexMap
-from dcr.model import TensorSpec, digest_hex
 from dcr.refit import Refit, Site
-from dcr.source.detect import Candidate
 from dcr.source.exchange_torch import TorchExchange
-from dcr.source.residual import Part, ResidualConversion
-from dcr.source.task import AffineTask
 
-WORLD, ROWS, WIDTH = 3, 2, 3
-SPECS = (
-    TensorSpec("direct", (4,), "float32"),
-    TensorSpec("weight.quantized", (WORLD * ROWS, WIDTH), "int8"),
-    TensorSpec("weight.scale", (1,), "float32"),
-    TensorSpec("border", (WORLD + 1,), "float32"),
-)
+WORLD = 3
 
 
-class Quantized:
-    """Rows of one weight, served as int8 with one scale over all ranks; ``border`` parts overlap by one."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.rows = np.full((ROWS, WIDTH), 1.0 + rank, np.float32)
-        self.border = np.arange(rank, rank + 2, dtype=np.float32)
-        self.direct = np.zeros(4, np.float32)
-        self.spoil: Callable[[Part], Part | None] = lambda part: part
-
-    def tensors(self) -> tuple[TensorSpec, ...]:
-        return SPECS
-
-    def tasks(self) -> list[AffineTask]:
-        return [AffineTask("direct", "direct", "float32", 4, IndexMap.identity(4), tuple(range(WORLD)))]
-
-    def read(self, task: AffineTask) -> Candidate:
-        return self.direct.view(np.uint32)
-
-    def counters(self) -> str:
-        return ""
-
-    def conversions(self) -> tuple[ResidualConversion, ...]:
-        scale = ResidualConversion("scale", ("weight",), ("weight.scale",), "a maximum over all ranks")
-        values = ResidualConversion("values", ("weight.scale",), ("weight.quantized",), "they share a scale")
-        return (values, scale, ResidualConversion("border", ("edge",), ("border",), "parts overlap"))
-
-    def input_digests(self) -> dict[str, str]:
-        return {"weight": digest_hex(self.rows.tobytes()), "edge": digest_hex(self.border.tobytes())}
-
-    def convert(self, names: Sequence[str]) -> Iterator[Part]:
-        scale = torch.tensor([float(np.abs(self.rows).max())])
-        dist.all_reduce(scale, op=dist.ReduceOp.MAX)
-        quantized = quantize(self.rows, float(scale))
-        block = IndexMap.from_block((ROWS, WIDTH), (self.rank * ROWS, 0), (WORLD * ROWS, WIDTH))
-        edge = IndexMap.contiguous(2, self.rank, WORLD + 1)
-        parts = {
-            "weight.quantized": Part("weight.quantized", block, quantized.reshape(-1).view(np.uint8)),
-            "weight.scale": Part("weight.scale", IndexMap.identity(1), scale.numpy().view(np.uint32)),
-            "border": Part("border", edge, self.border.view(np.uint32)),
-        }
-        yield from (part for name in names if (part := self.spoil(parts[name])) is not None)
+def quantized(rank: int) -> Quantized:
+    """At first rows of 1 + rank; parts of the border overlap by one element."""
+    border = Other("edge", "border", IndexMap.contiguous(2, rank, WORLD + 1), "parts overlap")
+    made = Quantized(rank, WORLD, largest, border)
+    made.rows += 1.0 + rank
+    made.other += np.arange(rank, rank + 2, dtype=np.float32)
+    return made
 
 
-def quantize(rows: np.ndarray, scale: float) -> np.ndarray:
-    return np.round(rows / scale * 127).astype(np.int8)
+def largest(own: float) -> float:
+    found = torch.tensor([own])
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found)
 
 
 class Rank:
     """One rank's story: what was told of every step, by its name."""
 
     def __init__(self, folder: Path, site: Site, rank: int) -> None:
-        self.folder, self.site, self.source = folder, site, Quantized(rank)
+        self.folder, self.site, self.source = folder, site, quantized(rank)
         self.told: dict[str, Any] = {}
         self.refit = self._composed()
 
@@ -128,7 +86,7 @@ class Rank:
         np.savez(
             self.folder / f"raw-{report.record.version}-{self.source.rank}.npz",
             rows=self.source.rows,
-            border=self.source.border,
+            border=self.source.other,
         )
 
 
@@ -155,9 +113,9 @@ def story(folder: Path, rank: int) -> None:
             source.rows[0, 0] = 6.0  # the others' rows stay, but the scale that they share doubles
         one.sync(1, "scale")
         one.sync(2, "nothing")
-        source.border += np.float32(1.0) if rank == 1 else np.float32(0.0)
+        source.other += np.float32(1.0) if rank == 1 else np.float32(0.0)
         one.sync(3, "disagree")
-        source.border[:] = np.arange(rank, rank + 2) * 2
+        source.other[:] = np.arange(rank, rank + 2) * 2
         one.sync(3, "agree")
         source.rows += 1.0
         source.spoil = lambda part: None if (rank, part.name) == (2, "weight.quantized") else part

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.integration.residual_ranks import WORLD, quantize
+from tests.integration.quantized import quantize
+from tests.integration.residual_ranks import WORLD
 from tests.lanes.shared.trainer_world import require_success
 
 pytestmark = pytest.mark.processes

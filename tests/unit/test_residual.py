@@ -1,30 +1,26 @@
 """Residual conversion: dirty inputs, the closure of what they alter, parts that must cover and agree (R5)."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.integration.quantized import Other, Quantized, specs
 
 from dcr.errors import AttemptFailed, ConfigError, PayloadError
 from dcr.indexmap import Box, IndexMap
-from dcr.model import AttemptId, Bits, Catalogue, TensorSpec, bits_dtype, digest_hex
+from dcr.model import AttemptId, Bits, Catalogue, TensorSpec, bits_dtype
 from dcr.source.baseline import Baseline
-from dcr.source.detect import Candidate, changed_indices, host_bits
+from dcr.source.detect import changed_indices, host_bits
 from dcr.source.parts_wire import pack_parts, unpack_parts
 from dcr.source.residual import Part, ResidualConversion, assemble, ranges, required_tensors
 from dcr.source.residual_shards import ResidualShards
 from dcr.source.shares import OwnedShards
-from dcr.source.task import AffineTask
 
-ROWS, WIDTH, WORLD = 4, 3, 2
-SPECS = (
-    TensorSpec("direct", (2,), "float32"),
-    TensorSpec("weight.quantized", (ROWS, WIDTH), "int8"),
-    TensorSpec("weight.scale", (1,), "float32"),
-    TensorSpec("other.copy", (2,), "float32"),
-)
+WORLD = 2
+COPY = Other("other", "other.copy", IndexMap.identity(2), "custom export")
+SPECS = specs(WORLD, COPY)
 KEY = Catalogue("ab" * 16, "cd" * 16, SPECS).audit_key
 TWICE = IndexMap((Box((2,), 0, (1,), 0, (1,)), Box((1,), 2, (1,), 1, (1,))), 3, 3)
 
@@ -56,52 +52,14 @@ class Port:
         return self._switch.route(self.rank, messages)
 
 
-class Quantized:
-    """Rows of one weight on each rank, served as int8 with one scale over all of them; a direct tensor."""
+def quantized(rank: int, switch: Switch) -> Quantized:
+    port = switch.of(rank)
 
-    def __init__(self, rank: int, switch: Switch) -> None:
-        self.rank = rank
-        self.rows = np.zeros((ROWS // WORLD, WIDTH), dtype=np.float32)
-        self.other = np.zeros(2, dtype=np.float32)
-        self.direct = np.zeros(2, dtype=np.float32)
-        self.asked: list[tuple[str, ...]] = []
-        self.spoil: Callable[[Part], Part | None] = lambda part: part
-        self._port = switch.of(rank)
+    def largest(own: float) -> float:
+        sent = [np.float32(own).tobytes()] * port.world
+        return max(float(np.frombuffer(got, np.float32)[0]) for got in port.route(sent))
 
-    def tensors(self) -> tuple[TensorSpec, ...]:
-        return SPECS
-
-    def tasks(self) -> list[AffineTask]:
-        return [AffineTask("direct", "direct", "float32", 2, IndexMap.identity(2), (0, 1))]
-
-    def read(self, task: AffineTask) -> Candidate:
-        return self.direct.view(np.uint32)
-
-    def counters(self) -> str:
-        return ""
-
-    def conversions(self) -> tuple[ResidualConversion, ...]:
-        scale = ResidualConversion("scale", ("weight",), ("weight.scale",), "a maximum over all ranks")
-        values = ResidualConversion("values", ("weight.scale",), ("weight.quantized",), "they share a scale")
-        return (values, scale, ResidualConversion("copy", ("other",), ("other.copy",), "custom export"))
-
-    def input_digests(self) -> dict[str, str]:
-        return {"weight": digest_hex(self.rows.tobytes()), "other": digest_hex(self.other.tobytes())}
-
-    def convert(self, names: Sequence[str]) -> Iterator[Part]:
-        self.asked.append(tuple(names))
-        mine = np.abs(self.rows).max()
-        scale = max(np.frombuffer(b, np.float32)[0] for b in self._port.route([mine.tobytes()] * WORLD))
-        quantized = np.round(self.rows / (scale or 1.0) * 127).astype(np.int8)
-        block = IndexMap.from_block(self.rows.shape, (self.rank * len(self.rows), 0), (ROWS, WIDTH))
-        parts = {
-            "weight.quantized": Part("weight.quantized", block, quantized.reshape(-1).view(np.uint8)),
-            "weight.scale": Part(
-                "weight.scale", IndexMap.identity(1), np.array([scale], np.float32).view(np.uint32)
-            ),
-            "other.copy": Part("other.copy", IndexMap.identity(2), self.other.view(np.uint32)),
-        }
-        yield from (part for name in names if (part := self.spoil(parts[name])) is not None)
+    return Quantized(rank, WORLD, largest, COPY)
 
 
 class Ranks:
@@ -109,7 +67,7 @@ class Ranks:
 
     def __init__(self, folder: Path) -> None:
         switch = Switch(WORLD)
-        self.sources = [Quantized(rank, switch) for rank in range(WORLD)]
+        self.sources = [quantized(rank, switch) for rank in range(WORLD)]
         self.shards = [
             ResidualShards(OwnedShards(source, rank), source, switch.of(rank))
             for rank, source in enumerate(self.sources)
@@ -243,7 +201,7 @@ def test_closure_follows_outputs_that_are_inputs() -> None:
 
 
 def test_a_tensor_is_either_direct_or_residual(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Quantized(0, Switch(1))
+    source = quantized(0, Switch(1))
     both = (ResidualConversion("x", ("weight",), ("direct",), ""),)
     monkeypatch.setattr(source, "conversions", lambda: both)
     with pytest.raises(ConfigError, match="both direct and residual: direct"):
