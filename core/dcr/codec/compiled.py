@@ -29,7 +29,7 @@ class Compiled:
     """See ``dcr.codec.engines.Engine``."""
 
     def rice(self, numbers: Indices, base: int, low_bits: int) -> tuple[Raw, Raw]:
-        """Bits of one item; both end with a byte."""
+        """Unary and low bits of ``numbers`` [C > 0]; both end with a byte."""
         count = len(numbers)
         # floors add up to no more than the floor of the sum
         most_bits = count + ((int(numbers[-1]) - base + 1 - count) >> low_bits)

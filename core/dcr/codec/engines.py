@@ -29,7 +29,7 @@ class RiceReader(Protocol):
         """Bytes taken from the unary and from the low bits."""
 
     def take(self, count: int, low_bits: int, limit: int) -> Indices:
-        """The next ``count`` numbers, strictly increasing from 0 or more and below ``limit``.
+        """The next numbers [count], strictly increasing from 0 or more and below ``limit``.
 
         Raises:
             PayloadError: they are not, or the sections end before.
@@ -44,7 +44,7 @@ class RiceReader(Protocol):
 
 
 class Engine(Protocol):
-    """C numbers, E elements. Arrays are contiguous."""
+    """C numbers, E elements of W bytes, B blocks of 64 locations. Arrays are contiguous."""
 
     def rice(self, numbers: Indices, base: int, low_bits: int) -> tuple[Raw, Raw]:
         """Unary and low bits of the gaps of ``numbers`` [C], strictly increasing from ``base`` or more."""
@@ -53,22 +53,28 @@ class Engine(Protocol):
         """Read what ``rice`` wrote, joined: ``most`` numbers or fewer."""
 
     def mask(self, locations: Indices, base: int) -> tuple[Indices, Words]:
-        """Numbers of the blocks that hold any of ``locations`` [E], from ``base`` on, and their masks."""
+        """Blocks [B] that hold any of ``locations`` [E > 0], counted from ``base``, and their masks [B]."""
 
     def unmask(self, blocks: Indices, masks: Words, base: int, num_entries: int) -> Indices:
-        """Inverse of ``mask``; ``masks`` have ``num_entries`` bits set."""
+        """Locations [num_entries], the inverse of ``mask``; ``masks`` [B] have so many bits set."""
 
     def split(self, values: Bits, planes: Bytes, at: int, zigzag: bool) -> None:
-        """Write byte j of each value to ``planes[j, at : at + E]``; ``zigzag``: values are differences."""
+        """Write byte j of each of ``values`` [E] to ``planes[j, at : at + E]``, j < W.
+
+        ``zigzag``: values are differences of 2 bytes, written as ``zigzagged``.
+        """
 
     def join(self, planes: tuple[Bytes, ...], zigzag: bool) -> Bits:
-        """Inverse of ``split``: a new array."""
+        """Values [E], the inverse of ``split``: a new array; W ``planes`` [E]."""
 
     def pair(self, values: Bits) -> tuple[Bytes, NDArray[np.uint16]]:
         """Half bytes of the differences ``values`` [E], two a byte, and what large ones exceed them by."""
 
     def unpair(self, pairs: Bytes, excess: NDArray[np.uint16], num_entries: int) -> Bits:
-        """Inverse of ``pair``: a new array; ``excess`` has one for each half byte of 15."""
+        """Differences [num_entries], the inverse of ``pair``: a new array.
+
+        ``pairs`` [ceil(num_entries / 2)]; ``excess`` has one number for each half byte of 15.
+        """
 
 
 def engine_of(name: EngineName, num_entries: int) -> Engine:
@@ -92,13 +98,13 @@ def words_of(section: bytes) -> Words:
 
 
 def zigzagged(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Differences modulo 2^16 -> 0, -1, 1, -2, ... counted from 0."""
+    """Differences modulo 2^16, of 2 bytes, as their places [same shape] in 0, -1, 1, -2, ..., from 0."""
     signed = values.view(np.int16)
     coded: NDArray[np.uint16] = ((signed << 1) ^ (signed >> 15)).view(np.uint16)
     return coded
 
 
 def unzigzagged(coded: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    """Inverse of ``zigzagged``."""
+    """Differences modulo 2^16 [same shape], the inverse of ``zigzagged``."""
     values: NDArray[np.uint16] = (coded >> np.uint16(1)) ^ (np.uint16(0) - (coded & np.uint16(1)))
     return values

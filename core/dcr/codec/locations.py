@@ -87,7 +87,7 @@ def decode_gaps(gaps: NDArray[np.unsignedinteger[Any]], num_elements: int) -> In
 
 
 def encode_escaped(gaps: Indices) -> Bytes:
-    """Each gap as bytes of 255, one for every 255 in it, and a byte for the rest."""
+    """Each of ``gaps`` [E > 0] as bytes of 255, one for every 255 in it, and a byte for the rest."""
     escapes = gaps // ESCAPE
     ends = np.cumsum(escapes + 1) - 1
     coded = np.full(int(ends[-1]) + 1, ESCAPE, np.uint8)

@@ -235,7 +235,7 @@ class Unpacker:
 
 
 def count_bits(masks: NDArray[np.uint64]) -> int:
-    """Bits set in all of ``masks``."""
+    """Bits set in all of ``masks`` [B]."""
     ones = _ONES[masks.view(np.uint8)]
     return int(ones.sum(dtype=np.int64))
 

@@ -19,7 +19,7 @@ class Vectorized:
     """See ``dcr.codec.engines.Engine``."""
 
     def rice(self, numbers: Indices, base: int, low_bits: int) -> tuple[Raw, Raw]:
-        """Bits of one item; both end with a byte."""
+        """Unary and low bits of ``numbers`` [C > 0]; both end with a byte."""
         gaps = np.diff(numbers, prepend=np.int64(base - 1)) - 1
         ends = np.cumsum((gaps >> low_bits) + 1) - 1
         bits = np.zeros(int(ends[-1]) + 1, np.uint8)

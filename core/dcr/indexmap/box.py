@@ -98,7 +98,7 @@ def nests(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def members(box: Box, start: int, stop: int) -> Indices:
-    """Source indices of the box's pairs ``start .. stop - 1``, counted row-major over its shape."""
+    """Source indices [stop - start] of the box's pairs ``start .. stop - 1``, row-major over its shape."""
     left = np.arange(start, stop, dtype=np.int64)
     out = np.full(left.shape, box.src_offset, dtype=np.int64)
     for size, stride in zip(reversed(box.shape), reversed(box.src_strides), strict=True):

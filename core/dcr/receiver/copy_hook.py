@@ -201,13 +201,13 @@ class ApplyHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
 
 
 def holds_constant(target: torch.Tensor, number: Any) -> bool:
-    """Whether every element of ``target`` has exactly the bits that ``fill_(number)`` would store."""
+    """Whether every element of ``target``, of any shape, has the very bits that ``fill_(number)`` stores."""
     constant = torch.empty((), dtype=target.dtype, device=target.device).fill_(number)
     return bool((lanes(target) == lanes(constant)).all())
 
 
 def cast_like(copy: Copy, source: torch.Tensor) -> torch.Tensor:
-    """What ``copy.target`` holds after the loader's own write of ``source``, in memory of its own.
+    """In memory of its own, what ``copy.target`` holds after the loader's write of ``source`` [copy.shape].
 
     Runs the same operation on the same geometry: vectorized casts treat NaN by position.
     """

@@ -127,6 +127,8 @@ class InstanceWriter:
     ) -> None:
         """Load a whole version on every rank and prove it against ``table``; learns anew if need be.
 
+        ``tensors``: flat stored bits [num_elements] by primary name.
+
         Raises:
             IntegrityError: resident bits are not those of ``table``; names tensor and ranks.
             UnsupportedPath, AttemptFailed: see ``RankPort.restore``.

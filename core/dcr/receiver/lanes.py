@@ -28,7 +28,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def lanes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same storage and geometry as signed integers of the element's width."""
+    """The same storage, shape and strides as signed integers of the element's width: 1, 2, 4 or 8 bytes."""
     return tensor.view(LANES[tensor.element_size()])
 
 

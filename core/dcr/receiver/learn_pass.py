@@ -23,7 +23,7 @@ Scratch: TypeAlias = Callable[[TensorSpec], torch.Tensor]
 
 
 def hollow(spec: TensorSpec) -> torch.Tensor:
-    """Scratch without contents; costs no memory."""
+    """Scratch [spec.shape] without contents, on the meta device; costs no memory."""
     return torch.empty(spec.shape, dtype=_torch_dtype(spec.dtype), device="meta")
 
 

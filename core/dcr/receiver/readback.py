@@ -40,7 +40,7 @@ class RankReader:
         return tuple(combine(*parts) for parts in zip(*found, strict=True))
 
     def unlike(self, tensors: Mapping[str, Bits]) -> list[str]:
-        """Mapped names whose storage does not hold what was loaded (flat bits by primary name)."""
+        """Mapped names whose storage does not hold what was loaded, bits [num_elements] by primary name."""
         return [name for name in self._map.placed.rows if self._differs(name, tensors)]
 
     def _differs(self, name: str, tensors: Mapping[str, Bits]) -> bool:

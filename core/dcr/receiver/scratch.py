@@ -56,7 +56,7 @@ class Scratch:
         )
 
     def view(self, spec: TensorSpec) -> torch.Tensor:
-        """A fresh contiguous tensor of ``spec``'s shape and dtype: loaders leave attributes on theirs."""
+        """A fresh contiguous tensor [spec.shape] of ``spec``'s dtype: loaders leave attributes on theirs."""
         return self._memory[: spec.num_bytes].view(torch_dtype(spec.dtype)).view(spec.shape)
 
     def owns(self, tensor: torch.Tensor) -> bool:
@@ -81,7 +81,7 @@ class Scratch:
             self._flag_array()[locations] = True
 
     def clear(self, spec: TensorSpec, locations: np.ndarray) -> None:
-        """Restore the positions that ``fill`` touched; must follow every ``fill``, also a failed one."""
+        """Restore ``locations`` [E] that ``fill`` touched; must follow every ``fill``, also a failed one."""
         width = bits_dtype(spec.dtype)
         self.bits(spec)[locations] = width.type(self._background[1])
         if self._by_flags:

@@ -50,7 +50,7 @@ class Shadows:
                 self._bits[name] = bits
 
     def keep(self, tensors: Mapping[str, Bits]) -> None:
-        """Copy what was loaded, flat bits by primary name.
+        """Copy what was loaded, flat stored bits [num_elements] by primary name.
 
         Raises:
             IntegrityError: a tensor is missing.

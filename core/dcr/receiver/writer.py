@@ -77,9 +77,10 @@ class Writer(Protocol):
     def restore(
         self, tensors: Mapping[str, Bits], table: AuditTable, *, cancelled: Cancelled = never
     ) -> None:
-        """Load a whole version, by primary name, and prove it against ``table``. Raises IntegrityError.
+        """Load a whole version and prove it against ``table``. Raises IntegrityError.
 
-        If storage was rebuilt, learn anew first; ``prewarm`` then tells the new classes.
+        ``tensors``: flat stored bits [num_elements] by primary name. If storage was rebuilt, learn anew
+        first; ``prewarm`` then tells the new classes.
         """
         ...
 

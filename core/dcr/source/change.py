@@ -102,7 +102,7 @@ def find_change(
     dense_share: float = 1.0,
     threads: int = 1,
 ) -> Change:
-    """Compare on stored bits, in up to ``threads`` threads, then map local to canonical indices.
+    """Compare stored bits [N] of both, in up to ``threads`` threads, then map local to canonical indices.
 
     If more than ``dense_share`` of the elements differ the result is a WholeChange.
 

@@ -127,7 +127,7 @@ def assemble(spec: TensorSpec, parts: Iterable[tuple[str, Part]]) -> Bits:
 
 
 def ranges(indices: NDArray[np.int64], most: int = 4) -> str:
-    """Ascending or unsorted ``indices`` as their first ranges, for people."""
+    """``indices`` [> 0] in any order as their first ``most`` ranges, for people."""
     ordered = np.unique(indices)
     starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 2) != 1)
     ends = np.append(starts[1:], ordered.size) - 1

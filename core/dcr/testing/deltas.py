@@ -28,7 +28,7 @@ FIRST = AttemptId(number=1, version=1)
 
 
 def random_bits(spec: TensorSpec, rng: np.random.Generator) -> Bits:
-    """Uniform stored bits: NaNs, infinities, subnormals and both zeros included; bools stay 0 or 1."""
+    """Uniform stored bits [num_elements]: NaN, infinities, subnormals, both zeros too; bools are 0 or 1."""
     width = bits_dtype(spec.dtype)
     high = 2 if spec.dtype == "bool" else 1 << (8 * width.itemsize)
     return rng.integers(0, high, spec.num_elements, dtype=width.type, endpoint=False)
@@ -51,7 +51,7 @@ def changed_version(catalogue: Catalogue, old: Version, rng: np.random.Generator
 def delta_item(
     key: str, spec: TensorSpec, encoding: Encoding, old: Bits, new: Bits, *, name: str = ""
 ) -> Item:
-    """What an owner of the whole tensor would send, under a tied ``name`` if given."""
+    """What an owner of the whole tensor [num_elements] would send, under a tied ``name`` if given."""
     name = name or spec.name
     at = np.flatnonzero(old != new).astype(np.int64)
     values = differences(encoding, old[at], new[at])

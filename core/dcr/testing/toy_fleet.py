@@ -182,7 +182,7 @@ def joined_audit(closes: Sequence[OwnerClose]) -> AuditTable:
 
 
 def apply_items(items: Sequence[Item], tensors: Mapping[str, Bits]) -> Tensors:
-    """The dense oracle of a receiver: items applied to whole canonical tensors in numpy."""
+    """The dense oracle of a receiver: items applied to copies of whole ``tensors`` [num_elements]."""
     result = {name: bits.copy() for name, bits in tensors.items()}
     for item in items:
         bits = result[item.name]

@@ -87,7 +87,7 @@ class ToySource:
         return digest_hex(str(self._writes).encode())
 
     def set(self, name: str, bits: Bits) -> None:
-        """Write this rank's part of a canonical tensor, as an optimizer step would.
+        """Write this rank's part of a tensor of ``bits`` [num_elements], as an optimizer step would.
 
         Raises:
             ConfigError: ``bits`` are not those of the tensor.

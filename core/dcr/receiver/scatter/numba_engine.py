@@ -37,14 +37,17 @@ def scatter(plan: Plan, batch: Sequence[Entries], *, least: int = LEAST) -> list
 
 
 def write(plan: Plan, records: NDArray[Any], width_bytes: int) -> None:
-    """Write ``records`` of ITEM, made by ``records_of``, whose rows and values have that width."""
+    """Write ``records`` [I] of ITEM, made by ``records_of``, whose rows and values have that width."""
     _compiled().scatter(records, _arrays(plan), np.empty(0, of_width(width_bytes)))
 
 
 def records_of(
     columns: Columns, rows: NDArray[np.int64], actions: NDArray[np.int64], chosen: NDArray[np.intp]
 ) -> NDArray[Any]:
-    """Records of ITEM of the ``chosen`` items of a payload, which must outlive them."""
+    """Records [I] of ITEM of the ``chosen`` [I] items of a payload, which must outlive them.
+
+    ``rows`` and ``actions`` [items of the payload]: the plan's row and what to do, for each item.
+    """
     records = np.zeros(chosen.size, dtype=ITEM)
     records["row"], records["action"] = rows[chosen], actions[chosen]
     records["num"] = columns.nums[chosen]
@@ -65,7 +68,7 @@ def read(plan: Plan, batch: Sequence[tuple[int, Positions]], *, least: int = LEA
 
 
 def gather(plan: Plan, records: NDArray[Any], width_bytes: int, room: Room) -> Listed:
-    """List what storage holds of ``records`` of ITEM of one width; void when ``room`` is used again.
+    """List what storage holds of ``records`` [I] of ITEM of one width; void when ``room`` is used again.
 
     Values are looked at where an entry is to be SET.
     """
@@ -77,7 +80,7 @@ def gather(plan: Plan, records: NDArray[Any], width_bytes: int, room: Room) -> L
 
 
 def records_of_entries(batch: Sequence[Entries], kept: list[NDArray[Any]]) -> NDArray[Any]:
-    """Records of ITEM of ``batch``; arrays that had to be copied are added to ``kept``."""
+    """Records [len(batch)] of ITEM; arrays that had to be copied are added to ``kept``."""
     cells: list[int] = []
     for row, action, positions, values in batch:
         cells += (row, action, positions.size, address(positions, kept), address(values, kept), 0, 0)
