@@ -75,7 +75,7 @@ class AuditConfig:
     """Background audit of what receivers serve (B6).
 
     ``rate_mib_s`` MiB of weights are read a second at most, by all ranks of an instance together; 0: none.
-    ``slice_mib`` are read at once, while refits wait, and at most five slices a second.
+    ``slice_mib`` are read at once, while refits wait, and for no more than half of the time.
     """
 
     rate_mib_s: float = 64.0

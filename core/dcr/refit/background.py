@@ -11,8 +11,6 @@ from dcr.errors import RefitError
 _log = logging.getLogger(__name__)
 MIB = 1 << 20
 _IDLE_S = 0.5
-_STEP_S = 0.2
-"""Least pause between two steps: a small model is not read again without end."""
 
 
 class Examined(Protocol):

@@ -16,7 +16,6 @@ from dcr_recipes.bench.payloads import PLANES, PUBLISHED, encode
 from dcr_recipes.bench.report import Column, Report, Row, Steps, grouped, places
 
 RATE = 0.01
-_WARM_SHARE = 0.1
 _POINTS = 10
 _MIB = 1 << 20
 
