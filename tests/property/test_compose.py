@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from dcr.codec import Item
 from dcr.errors import ConfigError, IntegrityError
 from dcr.model import Bits, Encoding
-from dcr.testing.history import History, Tensors, small_catalogue
-from dcr.transport.compose import Composition, apply_composed, catch_up, compose
+from dcr.testing.history import History, small_catalogue
+from dcr.testing.toy_fleet import apply_items
+from dcr.transport.compose import Composition, catch_up, compose
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.memory import MemoryStore
 from dcr.transport.values import combined
@@ -46,9 +47,8 @@ def test_the_effect_is_that_of_all_items_in_order(dtype: str, data: st.DataObjec
     word = "<u2" if dtype == "bfloat16" else "<u4"
     held = np.random.default_rng(data.draw(st.integers(0, 9))).integers(0, 1 << 16, SIZE).astype(word)
     composed = compose(made)
-    tensors = {"t": held.copy()}
-    apply_composed(composed, tensors)
-    assert np.array_equal(tensors["t"], one_by_one(made, held))
+    applied = apply_items([item for each in composed for item in each], {"t": held})
+    assert np.array_equal(applied["t"], one_by_one(made, held))
     for items_of_pass in composed:
         located = np.concatenate([item.locations for item in items_of_pass])
         assert len(np.unique(located)) == len(located)
@@ -117,8 +117,8 @@ def test_one_delta_brings_a_receiver_any_number_of_versions_forward(behind: int)
     history = grown(History(MemoryStore(), small_catalogue()), 51)
     record, catalogue = history.records[-1], history.catalogue
     primary = [spec.name for spec in catalogue.tensors]
-    held: Tensors = {name: bits.copy() for name, bits in history.tensors[50 - behind].items()}
-    apply_composed(catch_up(history.archive, record, catalogue, since=50 - behind, names=primary), held)
+    passes = catch_up(history.archive, record, catalogue, since=50 - behind, names=primary)
+    held = apply_items([item for each in passes for item in each], history.tensors[50 - behind])
     assert all(np.array_equal(held[name], history.tensors[-1][name]) for name in primary)
     part = catch_up(history.archive, record, catalogue, since=50 - behind, names=primary[:1])
     assert {item.name for each in part for item in each} <= set(primary[:1])

@@ -18,10 +18,11 @@ from dcr.model import CommitRecord, Encoding, OwnerClose
 from dcr.refit.anchoring import Anchorer
 from dcr.refit.site import Site
 from dcr.testing.history import History, random_tensors, small_catalogue
+from dcr.testing.toy_fleet import apply_items
 from dcr.testing.world import World
 from dcr.transport.base import Outlet
 from dcr.transport.chain import chain, history
-from dcr.transport.compose import apply_composed, catch_up
+from dcr.transport.compose import catch_up
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.planes import PlanesOutlet, closed_planes, link_anchor
 from dcr.transport.replay import replay
@@ -90,8 +91,9 @@ def test_a_damaged_delta_after_it_is_named(tmp_path: Path) -> None:
 def test_composed_deltas_go_across_it(tmp_path: Path) -> None:
     made = grown(tmp_path)
     made.anchor(3)
-    held = {name: bits.copy() for name, bits in made.tensors[1].items()}
-    apply_composed(catch_up(made.archive, made.records[7], made.catalogue, since=1, names=held), held)
+    held = made.tensors[1]
+    passes = catch_up(made.archive, made.records[7], made.catalogue, since=1, names=held)
+    held = apply_items([item for items in passes for item in items], held)
     assert all(np.array_equal(held[name], bits) for name, bits in made.tensors[7].items())
 
 

@@ -11,7 +11,6 @@ N elements of the tensor.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,14 +157,6 @@ def compose(items: Iterable[Item]) -> list[list[Item]]:
         found[item.name].add(item)
     alike = zip_longest(*(composition.passes() for composition in found.values()), fillvalue=())
     return [[item for items in each for item in items] for each in alike]
-
-
-def apply_composed(passes: Iterable[Iterable[Item]], tensors: dict[str, NDArray[Any]]) -> None:
-    """Apply ``passes`` in place to flat stored bits by name."""
-    for items in passes:
-        for item in items:
-            bits = tensors[item.name]
-            bits[item.locations] = combined(item.encoding, bits[item.locations], item.values)
 
 
 def catch_up(
