@@ -76,20 +76,12 @@ class MegatronShards:
         self._chunks = [model] if isinstance(model, torch.nn.Module) else list(model)
         settle_dtypes(self._chunks)
         self._held: dict[str, _Held] = {}
-        tasks: list[AffineTask] = []
-        specs: list[TensorSpec] = []
-        left: list[tuple[ResidualConversion, Position]] = []
         setting = setting_of(bridge, self._chunks, classification)
         every_task = conversion_tasks(bridge, self._chunks)
-        for found in find(bridge, self._chunks, every_task, setting):
-            if isinstance(found.classified, ResidualConversion):
-                left.append((found.classified, _position(found, found.classified, setting.vocab_size)))
-                continue
-            for piece in found.classified.pieces:
-                tasks.append(self._add(found, found.classified, piece))
-                specs.append(self._spec(found, piece))
-        self._tasks = tuple(tasks)
-        every = _gathered((specs, _counted(tasks), left))
+        parameters = list(find(bridge, self._chunks, every_task, setting))
+        specs = self._take(parameters)
+        left = _left(parameters, setting.vocab_size)
+        every = _gathered((specs, _counted(self._tasks), left))
         direct = _merge([each[0] for each in every])
         self._conversions = tuple({each.key: each for part in every for each, _ in part[2]}.values())
         if self._conversions and not accept_residual:
@@ -156,6 +148,17 @@ class MegatronShards:
         lines = (f"{name} {_glance(parameter.live())}" for name, parameter in sorted(parameters.items()))
         return digest_hex("\n".join(lines).encode())
 
+    def _take(self, parameters: Sequence[Found]) -> list[TensorSpec]:
+        """Make the tasks that direct projection serves; the tensor of each."""
+        direct = [
+            (found, found.classified, piece)
+            for found in parameters
+            if isinstance(found.classified, Direct)
+            for piece in found.classified.pieces
+        ]
+        self._tasks = tuple(self._add(*each) for each in direct)
+        return [self._spec(found, piece) for found, _, piece in direct]
+
     def _add(self, found: Found, direct: Direct, piece: Piece) -> AffineTask:
         spec = self._spec(found, piece)
         task = AffineTask(
@@ -177,9 +180,14 @@ class MegatronShards:
         return served_spec(piece.name, piece.shape, dtype, found.alias)
 
 
-def _position(found: Found, conversion: ResidualConversion, vocab_size: int | None) -> Position:
-    rows = vocab_size if is_embedding_or_output(found.task.param_weight) else None
-    return Position(found.index, conversion.outputs, rows)
+def _left(parameters: Sequence[Found], vocab_size: int | None) -> list[tuple[ResidualConversion, Position]]:
+    """What direct projection cannot serve, and where the Bridge's export has it."""
+    left = []
+    for found in parameters:
+        if isinstance(found.classified, ResidualConversion):
+            rows = vocab_size if is_embedding_or_output(found.task.param_weight) else None
+            left.append((found.classified, Position(found.index, found.classified.outputs, rows)))
+    return left
 
 
 def _glance(tensor: torch.Tensor) -> str:
