@@ -148,15 +148,8 @@ class Refit:
             raise ConfigError("Refit.open was called before; compose another Refit to open a run again")
         deadline = self._config.commit.collect_deadline_s
         found = find_record(self._coordinator, deadline)
-        if found is not None and not resume:
-            raise ConfigError(
-                f"run {self._site.run} exists at version {found.version}; pass resume=true to take it over"
-            )
-        if found is not None and found.catalogue != self._catalogue.digest():
-            raise ConfigError(
-                f"run {self._site.run} was created with other names, shapes or dtypes than this trainer's; "
-                "start a new run"
-            )
+        if found is not None:
+            self._require_ours(found, resume=resume)
         self._claim = claim_folder(self._trackers)
         self._start(self._baseline(found))
         if self._rank == 0 and found is not None:
@@ -221,6 +214,17 @@ class Refit:
         self._caller.close()
 
     # ---- inside ----
+
+    def _require_ours(self, found: CommitRecord, *, resume: bool) -> None:
+        if not resume:
+            raise ConfigError(
+                f"run {self._site.run} exists at version {found.version}; pass resume=true to take it over"
+            )
+        if found.catalogue != self._catalogue.digest():
+            raise ConfigError(
+                f"run {self._site.run} was created with other names, shapes or dtypes than this trainer's; "
+                "start a new run"
+            )
 
     def _baseline(self, found: CommitRecord | None) -> Baseline:
         tasks = owned(self._source.tasks(), self._rank)
