@@ -5,10 +5,12 @@ Decoded payloads of a new transition each time, applied and checked at the level
 
 import os
 import resource
+from itertools import pairwise
 from pathlib import Path
 
 from dcr.codec import decode_payload
 from dcr.model import Encoding
+from dcr.receiver.apply import RankApplier
 from dcr_recipes.bench.apply_data import Versions, make_versions
 from dcr_recipes.bench.apply_model import config_of, shape_of, specs_of
 from dcr_recipes.bench.apply_ranks import learned
@@ -36,14 +38,12 @@ def run(*, num_refits: int, quick: bool) -> Report:
     wires = _wires(versions)
     num_refits = min(num_refits, 2 * _POINTS) if quick else num_refits
     steps, rows = Steps(_POINTS), list[Row]()
-    for point in range(_POINTS):
-        steps(f"refits {num_refits * point // _POINTS} to {num_refits * (point + 1) // _POINTS}")
-        for number in range(num_refits * point // _POINTS, num_refits * (point + 1) // _POINTS):
-            rank.begin(clean=True)
-            rank.apply(decode_payload(wires[number % len(wires)]))
-            rank.synchronize()
-            rank.check()
-        rows.append({"num_refits": num_refits * (point + 1) // _POINTS, "resident_mib": _resident_mib()})
+    ends = [num_refits * point // _POINTS for point in range(_POINTS + 1)]
+    for start, end in pairwise(ends):
+        steps(f"refits {start} to {end}")
+        for number in range(start, end):
+            _refit(rank, wires[number % len(wires)])
+        rows.append({"num_refits": end, "resident_mib": _resident_mib()})
     steps.end()
     for row in rows:
         row["growth_mib"] = row["resident_mib"] - rows[0]["resident_mib"]
@@ -55,6 +55,13 @@ def run(*, num_refits: int, quick: bool) -> Report:
         setup={"num_refits": num_refits, "rate": versions.rate, "num_tensors": len(versions.changes)},
         notes=[f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.1f} MiB"],
     )
+
+
+def _refit(rank: RankApplier, wire: bytes) -> None:
+    rank.begin(clean=True)
+    rank.apply(decode_payload(wire))
+    rank.synchronize()
+    rank.check()
 
 
 def _wires(versions: Versions) -> list[bytes]:

@@ -60,12 +60,7 @@ def run(words: Sequence[str], console: Console) -> int:
             specs(folder, config), folder.logs, max_restarts=restart_budget(config), lock=lock
         )
         try:
-            look = partial(look_at, supervisor, folder)
-            with (
-                objects_served(folder, config),
-                Progress(folder.metrics, config.steps, console, look) as progress,
-            ):
-                drive(supervisor, progress)
+            _drive_shown(supervisor, folder, config, console)
         except KeyboardInterrupt:
             resume = f"resume with: {program()} grpo resume=true {shlex.quote(f'run_dir={folder.root}')}"
             console.print(f"interrupted; nothing is left running; {resume}", highlight=False, soft_wrap=True)
@@ -76,6 +71,15 @@ def run(words: Sequence[str], console: Console) -> int:
         add_to_summary(folder.summary, told)
         report(folder, console, num_restarts=supervisor.num_restarts)
     return 0
+
+
+def _drive_shown(supervisor: Supervisor, folder: RunFolder, config: RunConfig, console: Console) -> None:
+    look = partial(look_at, supervisor, folder)
+    with (
+        objects_served(folder, config),
+        Progress(folder.metrics, config.steps, console, look) as progress,
+    ):
+        drive(supervisor, progress)
 
 
 def program() -> str:

@@ -152,25 +152,13 @@ def reward(rows: Sequence[Row]) -> "Figure":
 
 def refit_seconds(rows: Sequence[Row]) -> "Figure | None":
     """Seconds of each stage, stacked: for every stage those of its slowest process."""
-    from matplotlib import colormaps
-
     known = [stage for stage in _STAGES if np.nansum(_column(rows, f"refit/{stage}_s")) > 0]
     wall = _column(rows, "refit/seconds")
     if not known and not np.isfinite(wall).any():
         return None
     figure = _figure(9.0, 4.8)
     axes = figure.subplots()
-    below = np.zeros(len(rows))
-    for number, stage in enumerate(known):
-        values = np.nan_to_num(_column(rows, f"refit/{stage}_s"))
-        axes.bar(
-            _steps(rows),
-            values,
-            bottom=below,
-            label=stage.replace("_", "-"),
-            color=colormaps["tab20"](number),
-        )
-        below += values
+    _stack(axes, rows, known)
     axes.plot(_steps(rows), wall, "k.-", label="wall time", linewidth=1)
     title = "Refit seconds by stage (slowest process of each; stages overlap, and calls lie in between)"
     _finish(axes, title, "seconds")
@@ -179,6 +167,17 @@ def refit_seconds(rows: Sequence[Row]) -> "Figure | None":
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def _stack(axes: "Axes", rows: Sequence[Row], stages: Sequence[str]) -> None:
+    from matplotlib import colormaps
+
+    below = np.zeros(len(rows))
+    for number, stage in enumerate(stages):
+        values = np.nan_to_num(_column(rows, f"refit/{stage}_s"))
+        color = colormaps["tab20"](number)
+        axes.bar(_steps(rows), values, bottom=below, label=stage.replace("_", "-"), color=color)
+        below += values
 
 
 def _finish(axes: "Axes", title: str, unit: str) -> None:
