@@ -22,3 +22,12 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
+
+
+@pytest.fixture
+def folder(worlds: Path, name: str) -> Path:
+    """The same of one layout; ``name`` is the test module's."""
+    from tests.lanes.shared.trainer_world import require_success  # torch, after the environment is set
+
+    require_success(worlds / name)
+    return worlds / name

@@ -11,7 +11,6 @@ from tests.contract.fsdp_worlds import Recorded
 from tests.contract.test_fsdp_shards import RecordedSource
 from tests.lanes.megatron.layouts import LAYOUTS
 from tests.lanes.megatron.results import arrays, facts, truth
-from tests.lanes.shared.trainer_world import require_success
 
 from dcr.model import Bits, from_json
 from dcr.testing.shard_source_suite import ShardSourceContract, ShardWorld
@@ -20,12 +19,6 @@ from dcr.testing.shard_source_suite import ShardSourceContract, ShardWorld
 @pytest.fixture(params=list(LAYOUTS))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def folder(worlds: Path, name: str) -> Path:
-    require_success(worlds / name)
-    return worlds / name
 
 
 def sources(folder: Path, phase: str, world: int) -> list[RecordedSource]:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from tests.lanes.megatron.layouts import ADAPTED, LAYOUTS
 from tests.lanes.megatron.results import arrays, facts, truth
-from tests.lanes.shared.trainer_world import require_success
 
 REFITTED = {name: layout for name, layout in (LAYOUTS | ADAPTED).items() if layout.refit or layout.lora}
 
@@ -15,12 +14,6 @@ REFITTED = {name: layout for name, layout in (LAYOUTS | ADAPTED).items() if layo
 @pytest.fixture(params=list(REFITTED))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def folder(worlds: Path, name: str) -> Path:
-    require_success(worlds / name)
-    return worlds / name
 
 
 @pytest.mark.parametrize(("version", "phase"), [(1, "new"), (2, "newer"), (3, "newer")])
