@@ -15,8 +15,8 @@ from typing_extensions import override
 from dcr.errors import UnsupportedPath
 from dcr.model import TensorSpec
 from dcr_adapters.fsdp import FsdpShards
-from dcr_adapters.megatron import closed_form, shards
-from dcr_adapters.megatron.closed_form import Source
+from dcr_adapters.megatron import closed_form, row_blocks, shards
+from dcr_adapters.megatron.mapped import Source, kind_of
 
 CONFIG = SimpleNamespace(
     kv_channels=2, hidden_size=8, num_attention_heads=4, num_query_groups=2, mamba_num_heads=4,
@@ -52,13 +52,13 @@ def chunks_in_another_order(config: object, local_tp: bool) -> list[np.ndarray[A
         (closed_form._gated, source((3, 2)), "3 rows are no gate and up halves"),
         (closed_form._qkv, source((7, 2)), "14 rows are no multiple of the 8 of a query group"),
         (
-            closed_form._mamba_in_proj,
+            row_blocks.mamba_in_proj,
             source((5, 2)),
             "has 5 rows, its configuration asks for 14 on each of 2",
         ),
-        (closed_form._gdn, source((5, 2)), "has 5 rows, its configuration asks for 16 on each of 2 ranks"),
+        (row_blocks.gdn, source((5, 2)), "has 5 rows, its configuration asks for 16 on each of 2 ranks"),
         (
-            closed_form._chunked,
+            row_blocks.chunked,
             source((4, 2), get_shard_idx=chunks_in_another_order),
             "its chunks do not follow another",
         ),
@@ -76,7 +76,7 @@ def test_a_layer_whose_split_is_not_known() -> None:
         raise ValueError("cannot tell how Odd is split\nand more")
 
     with pytest.raises(UnsupportedPath, match=r"parameter 'm.weight': cannot tell how Odd is split$"):
-        closed_form.kind_of(source((2,), _detect_parallelism_type=unknown).mapping, None)
+        kind_of(source((2,), _detect_parallelism_type=unknown).mapping, None)
 
 
 @pytest.mark.parametrize("counts", [[{"w": 2}, {}], [{"w": 4}, {"w": 4}]])

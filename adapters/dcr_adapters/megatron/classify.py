@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dcr.errors import ConfigError, UnsupportedPath
 from dcr.model import known_dtypes
 from dcr.source.residual import ResidualConversion
-from dcr_adapters.megatron.closed_form import Source, definer, handler_of
+from dcr_adapters.megatron.closed_form import definer, handler_of
+from dcr_adapters.megatron.mapped import Source
 from dcr_adapters.megatron.pieces import Piece, Stack, Target, piece_of, transposed
 from dcr_adapters.megatron.probe import localize, select
 from dcr_adapters.megatron.selections import pieces_of_selections

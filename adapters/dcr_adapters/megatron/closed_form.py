@@ -18,8 +18,8 @@ are size and rank of the axis that splits the weight, R the local number of rows
 | RMSNorm2ZeroCentered | as Auto, and one is added |
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -28,32 +28,13 @@ import numpy as np
 
 from dcr.errors import UnsupportedPath
 from dcr.indexmap import Indices
-from dcr_adapters.megatron.pieces import Shape, Target
+from dcr_adapters.megatron.mapped import Source, kind_of
+from dcr_adapters.megatron.pieces import Target
+from dcr_adapters.megatron.row_blocks import chunked, gdn, gdn_separate, mamba_in_proj
 
 _COMMUNICATION = (
     "gather_from_tp_ranks", "gather_from_ep_ranks", "broadcast_from_pp_rank", "maybe_dequantize",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One local parameter and its mapping object; ``size`` and ``rank`` are of the axis that splits it."""
-
-    mapping: Any
-    module: Any
-    shape: Shape
-    size: int
-    rank: int
-
-    @property
-    def num_rows(self) -> int:
-        """R."""
-        return self.shape[0] if self.shape else 1
-
-    @property
-    def config(self) -> Any:
-        """The transformer configuration, as the mapping finds it."""
-        return self.mapping._get_config(self.module)
 
 
 Handler: TypeAlias = Callable[[Source], tuple[Target, ...]]
@@ -73,21 +54,6 @@ def handler_of(mapping: object) -> Handler | None:
     return known.get(cls) if cls is not None else None
 
 
-def kind_of(mapping: Any, module: object) -> str:
-    """How the inner automatic mapping of ``mapping``, or itself, is split: column, row or replicated.
-
-    Raises:
-        UnsupportedPath: the Bridge cannot tell.
-    """
-    auto = getattr(mapping, "_tp_mapping", mapping)
-    if not hasattr(auto, "_detect_parallelism_type"):
-        return "column"
-    try:
-        return str(auto._detect_parallelism_type(module))
-    except ValueError as err:
-        raise UnsupportedPath(f"parameter {mapping.megatron_param!r}: {str(err).splitlines()[0]}") from None
-
-
 @lru_cache(maxsize=1)
 def _handlers() -> tuple[dict[type, Handler], type]:
     from megatron.bridge.models.conversion import param_mapping as bridge
@@ -104,10 +70,10 @@ def _handlers() -> tuple[dict[type, Handler], type]:
         bridge.QKVMapping: _qkv,
         bridge.ConcatenatedQKVMapping: _concatenated_qkv,
         bridge.KVMapping: _kv,
-        bridge.MambaInProjMapping: _mamba_in_proj,
-        bridge.ChunkedMapping: _chunked,
-        bridge.GDNLinearMapping: _gdn,
-        bridge.GDNLinearMappingSeparate: _gdn_separate,
+        bridge.MambaInProjMapping: mamba_in_proj,
+        bridge.ChunkedMapping: chunked,
+        bridge.GDNLinearMapping: gdn,
+        bridge.GDNLinearMappingSeparate: gdn_separate,
     }
     return known, bridge.MegatronParamMapping
 
@@ -255,98 +221,3 @@ def _parts(source: Source, names: Sequence[str], blocks: Sequence[Sequence[Indic
 def _global_rows(source: Source, kind: str) -> Indices:
     first = source.rank * source.num_rows if kind == "column" else 0
     return first + np.arange(source.num_rows, dtype=np.int64)
-
-
-# ---- rows in blocks ----
-
-
-def _mamba_in_proj(source: Source) -> tuple[Target, ...]:
-    config, t = source.config, source.size
-    inner = config.mamba_num_heads * config.mamba_head_dim // t
-    state = config.mamba_state_dim * config.mamba_num_groups // t
-    return _blocks(source, [inner, inner, state, state, config.mamba_num_heads // t])
-
-
-def _chunked(source: Source) -> tuple[Target, ...]:
-    parts = source.mapping.get_shard_idx(source.config, local_tp=True)
-    joined = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
-    if not np.array_equal(joined, np.arange(joined.size)):
-        raise UnsupportedPath(
-            f"parameter {source.mapping.megatron_param!r}: its chunks do not follow another"
-        )
-    return _blocks(source, [len(part) for part in parts])
-
-
-def _blocks(source: Source, sizes: Sequence[int]) -> tuple[Target, ...]:
-    """Blocks of ``sizes`` local rows, each of which is split over the axis."""
-    _require_rows(source, sum(sizes))
-    table = np.concatenate([
-        source.size * start + source.rank * size + np.arange(size, dtype=np.int64)
-        for start, size in zip([0, *accumulate(sizes)], sizes, strict=False)
-    ])  # fmt: skip
-    shape = (source.num_rows * source.size, *source.shape[1:])
-    return (Target(str(source.mapping.hf_param), shape, table, split=source.size > 1),)
-
-
-def _require_rows(source: Source, rows: int) -> None:
-    if rows != source.num_rows:
-        raise UnsupportedPath(
-            f"parameter {source.mapping.megatron_param!r} has {source.num_rows} rows, its configuration asks "
-            f"for {rows} on each of {source.size} ranks; sizes must divide evenly"
-        )
-
-
-def _delta_net(source: Source) -> dict[str, tuple[int, int]]:
-    """First local row and rows of one key head, by block of a gated delta net's projection."""
-    config = source.config
-    per_head = config.linear_num_value_heads // config.linear_num_key_heads
-    value = per_head * config.linear_value_head_dim
-    key = config.linear_key_head_dim
-    each = {"q": key, "k": key, "v": value, "z": value, "b": per_head, "a": per_head}
-    heads = config.linear_num_key_heads // source.size
-    starts = [0, *accumulate(heads * size for size in each.values())]
-    _require_rows(source, starts[-1])
-    return {name: (start, size) for (name, size), start in zip(each.items(), starts, strict=False)}
-
-
-def _gdn(source: Source) -> tuple[Target, ...]:
-    names = source.mapping.hf_param
-    blocks = _delta_net(source)
-    return tuple(
-        _regrouped(source, names[joined], {part: blocks[part] for part in joined})
-        for joined in ("qkvz", "ba")
-    )
-
-
-def _regrouped(source: Source, name: str, blocks: Mapping[str, tuple[int, int]]) -> Target:
-    """Blocks that canonically take turns by key head."""
-    heads = source.config.linear_num_key_heads
-    period = sum(size for _, size in blocks.values())
-    table = np.full(source.num_rows, -1, dtype=np.int64)
-    inner = 0
-    for start, size in blocks.values():
-        local = np.arange(heads // source.size * size, dtype=np.int64)
-        head = source.rank * (heads // source.size) + local // size
-        table[start : start + local.size] = head * period + inner + local % size
-        inner += size
-    return Target(name, (heads * period, *source.shape[1:]), table, split=source.size > 1)
-
-
-def _gdn_separate(source: Source) -> tuple[Target, ...]:
-    names, blocks = source.mapping.hf_param, _delta_net(source)
-    joined = {"qkv": "qkv", "z": "z", "b": "b", "a": "a"}
-    return tuple(
-        _in_turn(source, names[name], [blocks[part] for part in parts]) for name, parts in joined.items()
-    )
-
-
-def _in_turn(source: Source, name: str, blocks: Sequence[tuple[int, int]]) -> Target:
-    """Blocks that canonically follow one another, each split over the axis."""
-    heads = source.config.linear_num_key_heads
-    table = np.full(source.num_rows, -1, dtype=np.int64)
-    base = 0
-    for start, size in blocks:
-        rows = heads // source.size * size
-        table[start : start + rows] = base + source.rank * rows + np.arange(rows)
-        base += heads * size
-    return Target(name, (base, *source.shape[1:]), table, split=source.size > 1)

@@ -12,7 +12,8 @@ from dcr.source.plan import Plan
 from dcr.source.residual import ResidualConversion
 from dcr.source.task import AffineTask
 from dcr_adapters.megatron.classify import Setting, classify, is_embedding_or_output, names_of
-from dcr_adapters.megatron.closed_form import definer, kind_of
+from dcr_adapters.megatron.closed_form import definer
+from dcr_adapters.megatron.mapped import kind_of
 from dcr_adapters.megatron.meta import meta_model
 from dcr_adapters.megatron.model import conversion_tasks, model_bridge_of, setting_of
 from dcr_adapters.megatron.ranks import Degrees, Grid
