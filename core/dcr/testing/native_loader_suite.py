@@ -9,6 +9,7 @@ hook and for every engine of the learned placement.
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -35,6 +36,10 @@ from dcr.testing.deltas import (
 )
 
 DIFFERENCES = (Encoding.XOR, Encoding.DELTA16)
+Versions: TypeAlias = tuple[Version, Version]
+"""The old one and the new one."""
+AtOld: TypeAlias = tuple[NativeLoader, Applier]
+"""A runtime that holds the old version, and what applies to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class NativeLoaderContract:
     """Deltas through the loader equal a dense refit, bit for bit."""
 
     @pytest.fixture
-    def versions(self, case: LoaderCase) -> tuple[Version, Version]:
+    def versions(self, case: LoaderCase) -> Versions:
         """Two random versions; more than half of the elements differ."""
         rng = np.random.default_rng(7)
         old = random_version(case.catalogue, rng)
@@ -114,9 +119,7 @@ class NativeLoaderContract:
         return WAYS[request.param]
 
     @pytest.fixture
-    def at_old(
-        self, case: LoaderCase, versions: tuple[Version, Version], way: Way
-    ) -> tuple[NativeLoader, Applier]:
+    def at_old(self, case: LoaderCase, versions: Versions, way: Way) -> AtOld:
         """A runtime that holds the old version, prewarmed."""
         loader = case.make()
         applier = Applier(loader, case.catalogue, method=way.method, engine=way.engine)
@@ -124,7 +127,17 @@ class NativeLoaderContract:
         applier.restore(versions[0], audit_of(case.catalogue, versions[0]))
         return loader, applier
 
-    def test_prewarm_leaves_every_byte(self, case: LoaderCase, versions: tuple[Version, Version]) -> None:
+    @pytest.fixture(params=DIFFERENCES)
+    def difference(self, request: pytest.FixtureRequest) -> Encoding:
+        """How values are sent where the path allows it."""
+        return Encoding(request.param)
+
+    @pytest.fixture
+    def mixed(self, case: LoaderCase, versions: Versions, at_old: AtOld, difference: Encoding) -> list[Item]:
+        """What a first attempt sends: ``difference`` where the path allows it, else overwrites."""
+        return delta_items(case.catalogue, *versions, at_old[1].prewarm(), difference=difference)
+
+    def test_prewarm_leaves_every_byte(self, case: LoaderCase, versions: Versions) -> None:
         """R11: learning suppresses every write."""
         loader = case.make()
         dense_load(loader, case.catalogue, versions[0])
@@ -140,7 +153,7 @@ class NativeLoaderContract:
         assert PathClass.REFUSED not in classes.values()
         assert PathClass.XOR in classes.values()
 
-    def test_the_way_is_taken(self, way: Way, at_old: tuple[NativeLoader, Applier]) -> None:
+    def test_the_way_is_taken(self, way: Way, at_old: AtOld) -> None:
         """The other tests show nothing about a method that no tensor goes."""
         methods = {path.method for path in at_old[1].rank.map.paths.values()}
         assert (Method.HOOK in methods, Method.LEARNED in methods) == (
@@ -148,24 +161,23 @@ class NativeLoaderContract:
             way.method == "auto",
         )
 
-    @pytest.mark.parametrize("difference", DIFFERENCES)
     def test_mixed_delta_equals_dense(
         self,
         case: LoaderCase,
-        versions: tuple[Version, Version],
-        at_old: tuple[NativeLoader, Applier],
+        versions: Versions,
+        at_old: AtOld,
+        mixed: list[Item],
         difference: Encoding,
     ) -> None:
         """Proposition 1: masks or differences where the path allows them, else overwrites."""
         loader, applier = at_old
-        items = delta_items(case.catalogue, *versions, applier.prewarm(), difference=difference)
-        assert {difference} <= {item.encoding for item in items}
-        take(applier, case.catalogue, items)
+        assert {difference} <= {item.encoding for item in mixed}
+        take(applier, case.catalogue, mixed)
         assert storage_bytes(loader) == dense_bytes(case, *versions)
         assert applier.audit().items() <= audit_of(case.catalogue, versions[1]).items()
 
     def test_overwrites_equal_dense_and_are_idempotent(
-        self, case: LoaderCase, versions: tuple[Version, Version], at_old: tuple[NativeLoader, Applier]
+        self, case: LoaderCase, versions: Versions, at_old: AtOld
     ) -> None:
         """The set of a retry, applied twice."""
         loader, applier = at_old
@@ -173,58 +185,38 @@ class NativeLoaderContract:
             take(applier, case.catalogue, delta_items(case.catalogue, *versions), allow_xor=False)
             assert storage_bytes(loader) == dense_bytes(case, *versions)
 
-    @pytest.mark.parametrize("difference", DIFFERENCES)
     def test_retry_by_overwrites_repairs_torn_storage(
-        self,
-        case: LoaderCase,
-        versions: tuple[Version, Version],
-        at_old: tuple[NativeLoader, Applier],
-        difference: Encoding,
+        self, case: LoaderCase, versions: Versions, at_old: AtOld, mixed: list[Item]
     ) -> None:
         """R14: what a failed attempt wrote does not matter, nor by which way."""
         loader, applier = at_old
-        mixed = delta_items(case.catalogue, *versions, applier.prewarm(), difference=difference)
         applier.begin(clean=True)
         applier.apply(payload_of(case.catalogue, mixed[:-1]))
         assert storage_bytes(loader) not in (dense_bytes(case, versions[0]), dense_bytes(case, *versions))
         take(applier, case.catalogue, delta_items(case.catalogue, *versions), allow_xor=False)
         assert storage_bytes(loader) == dense_bytes(case, *versions)
 
-    @pytest.mark.parametrize("difference", DIFFERENCES)
     def test_a_difference_twice_is_caught_by_the_check(
-        self,
-        case: LoaderCase,
-        versions: tuple[Version, Version],
-        at_old: tuple[NativeLoader, Applier],
-        difference: Encoding,
+        self, case: LoaderCase, at_old: AtOld, mixed: list[Item], difference: Encoding
     ) -> None:
         """R13: the digest is of the target bits, so a mask applied twice shows."""
         _, applier = at_old
-        items = delta_items(case.catalogue, *versions, applier.prewarm(), difference=difference)
         applier.begin(clean=True)
-        applier.apply(payload_of(case.catalogue, items))
+        applier.apply(payload_of(case.catalogue, mixed))
         with pytest.raises(AttemptFailed, match="audit digest"):
-            take(applier, case.catalogue, [item for item in items if item.encoding is difference])
+            take(applier, case.catalogue, [item for item in mixed if item.encoding is difference])
 
-    @pytest.mark.parametrize("difference", DIFFERENCES)
     def test_a_difference_is_refused_on_torn_storage(
-        self,
-        case: LoaderCase,
-        versions: tuple[Version, Version],
-        at_old: tuple[NativeLoader, Applier],
-        difference: Encoding,
+        self, case: LoaderCase, at_old: AtOld, mixed: list[Item]
     ) -> None:
         """P8: before anything is touched."""
         loader, applier = at_old
         before = storage_bytes(loader)
-        items = delta_items(case.catalogue, *versions, applier.prewarm(), difference=difference)
         with pytest.raises(AttemptFailed, match="torn"):
-            applier.apply(payload_of(case.catalogue, items), allow_xor=False)
+            applier.apply(payload_of(case.catalogue, mixed), allow_xor=False)
         assert storage_bytes(loader) == before
 
-    def test_skipped_items_change_nothing(
-        self, case: LoaderCase, versions: tuple[Version, Version], at_old: tuple[NativeLoader, Applier]
-    ) -> None:
+    def test_skipped_items_change_nothing(self, case: LoaderCase, versions: Versions, at_old: AtOld) -> None:
         """R12: an explicit skip is counted, not written."""
         loader, applier = at_old
         skipped = {name for name, kind in applier.prewarm().items() if kind is PathClass.SKIP}
@@ -235,7 +227,7 @@ class NativeLoaderContract:
         assert (stats.num_items, stats.num_skipped, stats.num_values) == (len(items), len(items), 0)
         assert storage_bytes(loader) == before
 
-    def test_restore_loads_and_proves(self, case: LoaderCase, versions: tuple[Version, Version]) -> None:
+    def test_restore_loads_and_proves(self, case: LoaderCase, versions: Versions) -> None:
         """R15: a dense load by the stock loader."""
         loader = case.make()
         applier = Applier(loader, case.catalogue)
@@ -243,18 +235,14 @@ class NativeLoaderContract:
         applier.restore(versions[1], audit_of(case.catalogue, versions[1]))
         assert storage_bytes(loader) == dense_bytes(case, versions[1])
 
-    def test_restore_of_other_bits_is_caught(
-        self, case: LoaderCase, versions: tuple[Version, Version]
-    ) -> None:
+    def test_restore_of_other_bits_is_caught(self, case: LoaderCase, versions: Versions) -> None:
         """The record's table decides what a version is."""
         applier = Applier(case.make(), case.catalogue)
         applier.prewarm()
         with pytest.raises(IntegrityError, match="audit digest"):
             applier.restore(versions[0], audit_of(case.catalogue, versions[1]))
 
-    def test_every_flipped_bit_is_seen(
-        self, case: LoaderCase, versions: tuple[Version, Version], at_old: tuple[NativeLoader, Applier]
-    ) -> None:
+    def test_every_flipped_bit_is_seen(self, case: LoaderCase, versions: Versions, at_old: AtOld) -> None:
         """B6: in each resident tensor that the loader fills, wherever the bit lies."""
         loader, applier = at_old
         expected = audit_of(case.catalogue, versions[0])
@@ -268,9 +256,7 @@ class NativeLoaderContract:
                 raw[at] ^= 4
         assert applier.audit().items() <= expected.items()
 
-    def test_pieces_digest_as_the_whole(
-        self, case: LoaderCase, versions: tuple[Version, Version], at_old: tuple[NativeLoader, Applier]
-    ) -> None:
+    def test_pieces_digest_as_the_whole(self, case: LoaderCase, versions: Versions, at_old: AtOld) -> None:
         """A scan in slices adds up to the committed table."""
         _, applier = at_old
         for name, digest in applier.audit().items():
