@@ -31,7 +31,6 @@ RECEIVER = [
     "receiver.payload.after", "receiver.item.before", "receiver.item.copy", "receiver.item.after",
     "receiver.finish.before", "receiver.finish.after", "receiver.settle.before", "receiver.settle.after",
 ]  # fmt: skip
-CREATION = ["owner.publish.before", "owner.publish.after", "owner.close.before", "owner.close.after"]
 
 
 @pytest.fixture

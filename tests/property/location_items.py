@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.codec import Item
-from dcr.model import AuditDigest, Encoding, bits_dtype
+from dcr.model import Encoding, bits_dtype
 
 HUGE = 2**63 - 1
-TAG = AuditDigest(2**61 - 2, 1)
 
 
 def item(name: str, where: Sequence[int] | NDArray[np.int64], *, size: int = HUGE, **changes: Any) -> Item:

@@ -42,7 +42,6 @@ class Coordinator:
     dead: bool = False
     paused_until: float | None = None
     asked_by: str = ""
-    last_attempts: int = 0
     answers: dict[str, Answer] = field(default_factory=dict)
     tried: set[AttemptId] = field(default_factory=set)
 
@@ -187,7 +186,6 @@ class Coordinator:
             record = self.world.state.record
             assert result.record.version == self.request.parent_version + 1
             assert record.version >= result.record.version, "reported as committed, but it is not"
-            self.last_attempts = result.num_attempts
             self.world.events[f"committed on try {result.num_attempts}"] += 1
             self.world.answered(self.request)
             self.request = None

@@ -23,7 +23,6 @@ class Writers:
 
     def __init__(self, open_plane: Callable[[], ControlPlane], *, num_writers: int, num_claims: int) -> None:
         self._open_plane = open_plane
-        self._num_claims = num_claims
         open_plane().create(first_state())
         self._started = [self._start(num_claims) for _ in range(num_writers)]
 
