@@ -75,7 +75,8 @@ class TransportConfig:
 
     ``s3`` is a bucket; without ``bucket`` and ``endpoint`` the run starts a server of its own in the run
     folder. Runs may share a folder or bucket: everything of a run lies under its own id there (P1).
-    ``ahead`` payloads are fetched while a receiver applies one; it looks for new ones every ``poll_s``.
+    ``ahead`` payloads are fetched while a receiver applies one; it looks for new ones
+    after ``poll_s``, then after longer and longer pauses, up to 0.25 s.
     """
 
     name: str = "directory"
@@ -247,7 +248,7 @@ RULES: Mapping[str, Rule] = {
     "transport.path_style": Rule("s3: the bucket is part of the path, not of the host's name"),
     "transport.patience_s": Rule("s3: seconds that a server that is away is waited for", minimum=0.0),
     "transport.ahead": Rule("payloads fetched while another one is applied", minimum=0),
-    "transport.poll_s": Rule("seconds between two looks for new payloads", minimum=1e-3),
+    "transport.poll_s": Rule("shortest pause between two looks for new payloads, in seconds", minimum=1e-3),
     "commit.name": Rule(
         "where the commit record lives: a file of the run, an etcd cluster, its bucket",
         CONTROL_PLANES,

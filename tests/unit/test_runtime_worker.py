@@ -47,13 +47,14 @@ class CountingAgent:
         self.pumped = threading.Semaphore(0)
         self.calls: list[str] = []
         self.fails = False
+        self.num_payloads = 0
         self.lost = threading.Event()
 
     def pump(self) -> int:
         self.pumped.release()
         if self.fails:
             raise RuntimeError("the disk is on fire")
-        return 0
+        return self.num_payloads
 
     def fence(self, attempt: AttemptId, record: CommitRecord) -> ReceiverReport:
         self.calls.append(f"fence {attempt}")
@@ -256,6 +257,21 @@ def test_pumping_lasts_from_open_apply_to_the_end_of_the_attempt() -> None:
     pump.close()
 
 
+def test_pauses_grow_while_nothing_comes_and_are_short_again_after_a_payload() -> None:
+    agent = CountingAgent()
+    pump = Pump(agent, idle_s=0.001, most_idle_s=0.3)
+    pump.open_apply(FIRST, RECORD)
+    assert _falls_silent(agent)  # it still looks, but rarely
+    agent.num_payloads = 1
+    assert all(agent.pumped.acquire(timeout=30) for _ in range(20))
+    agent.num_payloads = 0
+    assert _falls_silent(agent)
+    pump.stop_and_wait(FIRST)
+    pump.open_apply(SECOND, RECORD)
+    assert all(agent.pumped.acquire(timeout=30) for _ in range(3))
+    pump.close()
+
+
 def test_a_failing_pump_is_tried_again() -> None:
     agent = CountingAgent()
     agent.fails = True
@@ -266,5 +282,5 @@ def test_a_failing_pump_is_tried_again() -> None:
 
 
 def _falls_silent(agent: CountingAgent) -> bool:
-    """True once no pump comes for a while; at most a few that were under way may come."""
-    return any(not agent.pumped.acquire(timeout=0.05) for _ in range(20))
+    """True once no pump comes for a while; some that were under way, or in ever longer pauses, may come."""
+    return any(not agent.pumped.acquire(timeout=0.05) for _ in range(400))

@@ -16,6 +16,8 @@ from dcr.model import (
 )
 
 _log = logging.getLogger(__name__)
+_GROWTH = 1.25
+"""Of a pause over the one before: about a fifth of the time that nothing has come."""
 
 
 class PumpedReceiver(ReceiverEndpoint, Protocol):
@@ -59,12 +61,14 @@ class Pump:
     """Passes calls on to ``agent`` and pumps in a thread, from ``stage`` or ``open_apply`` to the end.
 
     ``idle_s`` lies between two pumps, also after a fruitful one: a lock that is taken again at once
-    would keep a fence waiting.
+    would keep a fence waiting. While nothing comes pauses grow, up to ``most_idle_s``: looking may cost a
+    request, and what has taken long already is not made much longer by a pause in proportion.
     """
 
-    def __init__(self, agent: PumpedReceiver, *, idle_s: float = 0.005) -> None:
+    def __init__(self, agent: PumpedReceiver, *, idle_s: float = 0.005, most_idle_s: float = 0.25) -> None:
         self._agent = agent
-        self._idle_s = idle_s
+        self._least_s = self._idle_s = idle_s
+        self._most_s = max(idle_s, most_idle_s)
         self._changed = threading.Condition()
         self._open: AttemptId | None = None
         self._closed = False
@@ -122,6 +126,7 @@ class Pump:
     def _begin(self, attempt: AttemptId) -> None:
         with self._changed:
             self._open = attempt
+            self._idle_s = self._least_s
             self._changed.notify_all()
 
     def _end(self, attempt: AttemptId) -> None:
@@ -132,10 +137,17 @@ class Pump:
 
     def _run(self) -> None:
         while self._wait_for_work():
+            num_payloads = 0
             try:
-                self._agent.pump()
+                num_payloads = self._agent.pump()
             except Exception:  # noqa: BLE001 -- the thread's border: finish pumps again and reports
                 _log.warning("pumping failed, trying again", exc_info=True)
+            self._rest(num_payloads)
+
+    def _rest(self, num_payloads: int) -> None:
+        """How long to pause after a pump that brought so many."""
+        with self._changed:
+            self._idle_s = self._least_s if num_payloads else min(self._most_s, _GROWTH * self._idle_s)
 
     def _wait_for_work(self) -> bool:
         """Return when an attempt is open and the pause is over; false once closed."""

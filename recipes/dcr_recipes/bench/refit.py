@@ -53,7 +53,7 @@ class Options:
     link: LinkOptions = field(default_factory=lambda: LinkOptions(50.0))
     limiter: str = "auto"
     ahead: int = 3
-    poll_s: float = 0.1
+    poll_s: float = 0.02
 
 
 def quick(options: Options) -> Options:

@@ -56,7 +56,11 @@ def _add_rounds(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ahead", type=count, default=3, metavar="N", help="payloads fetched ahead (3)")
     parser.add_argument(
-        "--poll-s", type=positive, default=0.1, metavar="S", help="between looks for payloads (0.1)"
+        "--poll-s",
+        type=positive,
+        default=0.02,
+        metavar="S",
+        help="shortest pause between looks for payloads (0.02)",
     )
 
 
