@@ -1,155 +1,25 @@
 """A vLLM server answers under a serving lease: middleware for ``vllm serve`` (DESIGN P11, R19).
 
-``--middleware dcr_adapters.vllm.serving_lease.ServingLease``. Whoever renews the lease lends the rest of it
-to the server (``HttpControl.lend``), which looks at its own clock: it stops by itself when that process is
-gone or suspended, or when it was suspended itself. Control routes need no lease.
+``--middleware dcr_adapters.vllm.serving_lease.ServingLease``.
 """
 
-import asyncio
-import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from dcr.receiver.workers import serving_lease
+from dcr.receiver.workers.serving_lease import App, Message, Receive, Send
 
-from dcr.receiver.lease import serving_clock
-
-ROUTE = "/dcr/lease"
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
-
-CONTROL = frozenset({
+_CONTROL = (
     "/abort_requests", "/collective_rpc", "/get_world_size", "/health", "/is_paused", "/is_sleeping",
     "/load", "/metrics", "/pause", "/ping", "/reset_encoder_cache", "/reset_mm_cache",
     "/reset_prefix_cache", "/resume", "/server_info", "/sleep", "/update_weight_version", "/v1/models",
     "/version", "/wake_up", "/weight_info",
-})  # fmt: skip
-"""Routes that compute nothing with the weights. Every other one needs the lease."""
-_LATER = 1013
-"""Close code of a websocket: try again later."""
-_LOOK_S = 0.2
-"""Between two looks of a request in flight at its lease."""
-_NO_LEASE = {
-    "message": "no serving lease here now; ask another instance",
-    "type": "ServiceUnavailable",
-    "code": 503,
-}
+)  # fmt: skip
 
 
 class ServingLease:
-    """ASGI middleware; no lease at first. ``clock`` goes on while the machine is suspended."""
+    """ASGI middleware, as vLLM makes it; see ``dcr.receiver.workers.serving_lease``."""
 
-    def __init__(self, app: App, clock: Callable[[], float] = serving_clock) -> None:
-        self._app = app
-        self._clock = clock
-        self._until = float("-inf")
+    def __init__(self, app: App) -> None:
+        self._lease = serving_lease.ServingLease(app, _CONTROL)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Entry point of ASGI."""
-        path = str(scope.get("path", "")).removeprefix(str(scope.get("root_path", "")))
-        if scope["type"] == "http" and path == ROUTE:
-            await self._lend(scope, receive, send)
-        elif scope["type"] not in ("http", "websocket") or path in CONTROL:
-            await self._app(scope, receive, send)
-        else:
-            await self._under_lease(scope, receive, send)
-
-    def _valid(self) -> bool:
-        return self._clock() < self._until
-
-    async def _lend(self, scope: Message, receive: Receive, send: Send) -> None:
-        """GET: this server's clock. POST ``{"until": its seconds}`` replaces what was lent before."""
-        if scope["method"] == "POST":
-            try:
-                self._until = float(json.loads(await _body(receive))["until"])
-            except (ValueError, TypeError, KeyError):
-                await _answer(send, 400, {"message": 'the body must be {"until": seconds}'})
-                return
-        await _answer(send, 200, {"clock": self._clock()})
-
-    async def _under_lease(self, scope: Message, receive: Receive, send: Send) -> None:
-        if not self._valid():
-            await _refuse(scope, receive, send)
-            return
-        exchange = _Exchange(self._valid, scope, receive, send)
-        watch = asyncio.ensure_future(exchange.watch())
-        try:
-            await self._app(scope, exchange.receive, exchange.send)
-        finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-
-class _Exchange:
-    """One request: nothing leaves after the lease's end; what has begun is cut off, as if the client left."""
-
-    def __init__(self, valid: Callable[[], bool], scope: Message, receive: Receive, send: Send) -> None:
-        self._valid = valid
-        self._is_http = scope["type"] == "http"
-        self._receive = receive
-        self._send = send
-        self._lost = asyncio.Event()
-        self._begun = False
-
-    async def receive(self) -> Message:
-        """What the client says; that it has disconnected, once the lease was missed."""
-        lost = asyncio.ensure_future(self._lost.wait())
-        message = asyncio.ensure_future(self._receive())
-        try:
-            await asyncio.wait((lost, message), return_when=asyncio.FIRST_COMPLETED)
-            if message.done():
-                return message.result()
-        finally:
-            lost.cancel()
-            message.cancel()
-        return (
-            {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": _LATER}
-        )
-
-    async def send(self, message: Message) -> None:
-        """Pass ``message`` on, or end the exchange."""
-        if self._lost.is_set():
-            return
-        if self._valid():
-            self._begun = True
-            await self._send(message)
-            return
-        await self._lose()
-
-    async def watch(self) -> None:
-        """End the exchange soon after its lease, whose engine may be paused and say nothing any more."""
-        while self._valid():
-            await asyncio.sleep(_LOOK_S)
-        if not self._lost.is_set():
-            await self._lose()
-
-    async def _lose(self) -> None:
-        self._lost.set()
-        if not self._is_http:
-            await self._send({"type": "websocket.close", "code": _LATER})
-        elif not self._begun:
-            await _answer(self._send, 503, {"error": _NO_LEASE})
-
-
-async def _refuse(scope: Message, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close", "code": _LATER})
-    else:
-        await _answer(send, 503, {"error": _NO_LEASE})
-
-
-async def _body(receive: Receive) -> bytes:
-    body = b""
-    while True:
-        message = await receive()
-        body += bytes(message.get("body", b""))
-        if not message.get("more_body"):
-            return body
-
-
-async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:
-    data = json.dumps(content).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
+        await self._lease(scope, receive, send)

@@ -1,14 +1,9 @@
 """A vLLM server that the test's run did not start: refits over its control routes (DESIGN R19)."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ import vllm  # noqa: F401 -- imported once, before processes are forked
 from tests.lanes.shared import checkpoints
 from tests.lanes.shared.engine import LONG_PROMPT, PROMPTS
 from tests.lanes.shared.run import Run, Version
+from tests.lanes.shared.servers import running, until
 from tests.lanes.vllm.offline import in_fork, offline, say
 from typing_extensions import override
 
@@ -30,7 +26,6 @@ from dcr.receiver.workers.ranks import Workers
 from dcr_adapters.vllm.http_control import HttpControl
 from dcr_adapters.vllm.plugin import EXTENSION
 
-_START_S = 400
 MIDDLEWARE = "dcr_adapters.vllm.serving_lease.ServingLease"
 NUM_TOKENS = 3800
 """Of the request in flight."""
@@ -39,43 +34,18 @@ NUM_TOKENS = 3800
 @contextmanager
 def server(model: Path, log: Path) -> Iterator[str]:
     """A server as a user would start it (``vllm serve`` with vLLM's GPU package); yields its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
-        *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager"),
-        *("--kv-cache-memory-bytes", str(32 << 20), "--host", "127.0.0.1", "--port", str(port)),
-        *("--worker-extension-cls", EXTENSION, "--enable-scale-out", "--middleware", MIDDLEWARE),
-    ]
-    environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(url, process, log)
+
+    def command(port: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+            *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager"),
+            *("--kv-cache-memory-bytes", str(32 << 20), "--host", "127.0.0.1", "--port", str(port)),
+            *("--worker-extension-cls", EXTENSION, "--enable-scale-out", "--middleware", MIDDLEWARE),
+        ]
+
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
+    with running(command, environment, log, ready="/health") as url:
         yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    end = time.monotonic() + _START_S
-    while time.monotonic() < end:
-        assert process.poll() is None, log.read_text()[-4000:]
-        try:
-            if httpx.get(f"{url}/health", timeout=5).is_success:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.5)
-    raise AssertionError(log.read_text()[-4000:])
 
 
 def asked(url: str, prompt: Sequence[int], num_tokens: int = 12) -> httpx.Response:
@@ -93,13 +63,6 @@ def ask(url: str, prompt: Sequence[int], num_tokens: int = 12) -> dict[str, Any]
     assert answer.is_success, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 class Flying(threading.Thread):

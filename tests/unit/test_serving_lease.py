@@ -1,4 +1,4 @@
-"""The middleware under which a vLLM server answers (DESIGN P11), without vLLM."""
+"""The middleware under which an inference server answers (DESIGN P11), without one."""
 
 import asyncio
 import json
@@ -9,11 +9,15 @@ import pytest
 from typing_extensions import override
 
 from dcr.errors import ConfigError, Unreachable
-from dcr_adapters.vllm.http_control import HttpControl
-from dcr_adapters.vllm.serving_lease import ROUTE, Message, Receive, Send, ServingLease
+from dcr.receiver.workers.server import EngineServer, Needs
+from dcr.receiver.workers.serving_lease import ROUTE, App, Message, Receive, Send, ServingLease
+from dcr_adapters.vllm import serving_lease as vllm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+NEEDS = Needs(control="--control", lease="--lease")
 
 
 class Server:
@@ -23,7 +27,7 @@ class Server:
         self.now = 50.0
         self.between: Callable[[int], None] = lambda part: None
         self.heard: list[str] = []
-        self.lease = ServingLease(self.app, clock=lambda: self.now)
+        self.lease: App = ServingLease(self.app, {"/collective_rpc"}, clock=lambda: self.now)
 
     async def app(self, scope: Message, receive: Receive, send: Send) -> None:
         self.heard.append((await receive())["type"])
@@ -56,14 +60,12 @@ class Server:
             sent.append(message)
 
         scope = {"type": kind, "path": path, "method": "POST" if body else "GET"}
-        asyncio.run(self._run(scope, receive, send))
+        asyncio.run(asyncio.wait_for(self.lease(scope, receive, send), 30))
         return sent
 
-    async def _run(self, scope: Message, receive: Receive, send: Send) -> None:
-        await asyncio.wait_for(self.lease(scope, receive, send), 30)
-
     def lend(self, seconds: float) -> None:
-        self.ask(ROUTE, {"until": self.now + seconds})
+        start = json.loads(self.ask(ROUTE)[-1]["body"])["start"]
+        self.ask(ROUTE, {"until": self.now + seconds, "start": start})
 
     def lapse_before(self, part: int) -> None:
         self.between = lambda now: setattr(self, "now", self.now + 100) if now == part else None
@@ -81,6 +83,13 @@ def test_nothing_is_computed_without_a_lease_but_control_is_heard() -> None:
     server.lend(10)
     assert statuses(server.ask("/v1/completions")) == [200]
     server.now += 10
+    assert statuses(server.ask("/inference/v1/generate")) == [503]
+
+
+def test_vllm_s_routes_of_control_are_heard() -> None:
+    server = Server()
+    server.lease = vllm.ServingLease(server.app)
+    assert statuses(server.ask("/collective_rpc")) == [200]
     assert statuses(server.ask("/inference/v1/generate")) == [503]
 
 
@@ -119,7 +128,7 @@ def test_a_request_that_a_paused_engine_keeps_is_refused_when_the_lease_ends() -
         server.now += 100
         server.heard.append((await receive())["type"])
 
-    server.lease = ServingLease(paused, clock=lambda: server.now)
+    server.lease = ServingLease(paused, (), clock=lambda: server.now)
     server.lend(10)
     sent: list[Message] = []
     first = [{"type": "http.request", "body": b""}]
@@ -160,12 +169,14 @@ def test_websockets_too() -> None:
 def test_a_lease_that_cannot_be_read_is_refused_and_changes_nothing() -> None:
     server = Server()
     server.lend(10)
-    assert statuses(server.ask(ROUTE, {"until": "soon"})) == [400]
+    assert statuses(server.ask(ROUTE, {"until": "soon", "start": ""})) == [400]
+    assert statuses(server.ask(ROUTE, {"until": 0.0})) == [400]
+    assert statuses(server.ask(ROUTE, {"until": 0.0, "start": "another"})) == [409]
     assert statuses(server.ask("/v1/completions")) == [200]
 
 
 class Line(httpx.BaseTransport):
-    """From an ``HttpControl`` to a ``Server``; each message takes ``seconds``, on both clocks."""
+    """From an ``EngineServer`` to a ``Server``; each message takes ``seconds``, on both clocks."""
 
     def __init__(self, server: Server, seconds: float) -> None:
         self.server = server
@@ -182,33 +193,56 @@ class Line(httpx.BaseTransport):
 @pytest.mark.parametrize("away", [0.0, 1.0])
 def test_nothing_is_added_on_the_way(away: float) -> None:
     server = Server()
-    control = HttpControl("http://server")
-    control._client = httpx.Client(base_url="http://server", transport=Line(server, away))
+    client = EngineServer("http://server", NEEDS, transport=Line(server, away))
     end = server.now + 20
-    control.lend(lambda: end - server.now)
+    client.lend(lambda: end - server.now)
     server.now = end - 3 * away - 0.1
     assert statuses(server.ask("/v1/completions")) == [200]
     server.now = end
     assert statuses(server.ask("/v1/completions")) == [503]
-    control.close()
+    client.close()
+
+
+def test_a_server_that_was_started_anew_is_lent_nothing() -> None:
+    server = Server()
+    client = EngineServer("http://server", NEEDS, transport=Line(server, 0.0))
+    client.lend(lambda: 20.0)
+    client.lend(lambda: 20.0)
+    assert statuses(server.ask("/v1/completions")) == [200]
+    server.lease = Server().lease
+    with pytest.raises(Unreachable, match="http://server was started anew and is lent nothing"):
+        client.lend(lambda: 20.0)
+    assert statuses(server.ask("/v1/completions")) == [503]
+    client.close()
+
+
+def test_a_server_that_is_started_anew_between_two_messages_is_lent_nothing() -> None:
+    server = Server()
+    client = EngineServer("http://server", NEEDS, transport=Line(server, 0.0))
+
+    def restarting() -> float:
+        server.lease = Server().lease
+        return 20.0
+
+    with pytest.raises(Unreachable, match="409"):
+        client.lend(restarting)
+    assert statuses(server.ask("/v1/completions")) == [503]
+    client.close()
 
 
 def test_a_server_without_the_middleware_is_told_what_is_missing() -> None:
-    control = HttpControl("http://server")
-    control._client = httpx.Client(
-        base_url="http://server", transport=httpx.MockTransport(lambda _: httpx.Response(404))
+    client = EngineServer(
+        "http://server", NEEDS, transport=httpx.MockTransport(lambda _: httpx.Response(404))
     )
-    with pytest.raises(ConfigError, match=r"--middleware dcr_adapters\.vllm\.serving_lease"):
-        control.lend(lambda: 1.0)
-    control.close()
+    with pytest.raises(ConfigError, match="has no /dcr/lease: start the server with --lease"):
+        client.lend(lambda: 1.0)
+    client.close()
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"clock": null}'])
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"clock": null, "start": ""}'])
 def test_an_answer_without_a_clock_is_no_answer(body: bytes) -> None:
-    control = HttpControl("http://server")
-    control._client = httpx.Client(
-        base_url="http://server", transport=httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-    )
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+    client = EngineServer("http://server", NEEDS, transport=transport)
     with pytest.raises(Unreachable, match="no clock in"):
-        control.lend(lambda: 1.0)
-    control.close()
+        client.lend(lambda: 1.0)
+    client.close()
