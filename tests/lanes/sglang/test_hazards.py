@@ -17,9 +17,9 @@ from dcr.model import Catalogue, TensorSpec
 from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.workers.messages import Answer, Call
 from dcr.receiver.workers.ranks import Workers, remote_ranks
-from dcr_adapters.sglang.control import require_takes_calls
 from dcr_adapters.sglang.messages import LOADER, Control, to_tensors
 from dcr_adapters.sglang.refusals import Engine, refusals
+from dcr_adapters.sglang.steering import require_takes_calls
 from dcr_adapters.sglang.worker import answer_control
 
 
