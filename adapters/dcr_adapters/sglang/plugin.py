@@ -1,19 +1,23 @@
 """What SGLang calls in each of its processes (entry point group ``sglang.srt.plugins``), before it starts.
 
 In a worker of an engine that was started for DCR everything that the first call needs is imported before
-the first request, which the import of numba alone would hold up for seconds. Any other engine is as it was.
+the first request, which the import of numba alone would hold up for seconds. A server that was started for
+DCR gets routes for the receiver (``routes``). Any other engine or server is as it was.
 """
 
 from typing import Any
 
-_TARGET = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+_LOADED = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+_LISTENS = "sglang.srt.utils.common.set_uvicorn_logging_configs"
+"""A server calls this once, right before it listens: its application is complete then, checks of keys too."""
 
 
 def register() -> None:
-    """Prepare workers once they have loaded the model. Idempotent: SGLang calls each plug-in once."""
+    """Prepare workers and servers. Idempotent: SGLang calls each plug-in once."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(_TARGET, _prepare, HookType.AFTER)
+    HookRegistry.register(_LOADED, _prepare, HookType.AFTER)
+    HookRegistry.register(_LISTENS, _extend, HookType.BEFORE)
 
 
 def _prepare(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
@@ -22,6 +26,13 @@ def _prepare(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
         from dcr.receiver.apply import RankApplier  # noqa: F401 -- with everything that it imports
         from dcr_adapters.sglang.worker import server_of  # noqa: F401
     return result
+
+
+def _extend(*_: Any, **__: Any) -> None:
+    if takes_calls():
+        from dcr_adapters.sglang.routes import extend_server
+
+        extend_server()
 
 
 def takes_calls() -> bool:
