@@ -171,6 +171,8 @@ def test_a_lease_that_cannot_be_read_is_refused_and_changes_nothing() -> None:
     server.lend(10)
     assert statuses(server.ask(ROUTE, {"until": "soon", "start": ""})) == [400]
     assert statuses(server.ask(ROUTE, {"until": 0.0})) == [400]
+    for endless in (float("inf"), float("nan")):
+        assert statuses(server.ask(ROUTE, {"until": endless, "start": ""})) == [400]
     assert statuses(server.ask(ROUTE, {"until": 0.0, "start": "another"})) == [409]
     assert statuses(server.ask("/v1/completions")) == [200]
 

@@ -8,6 +8,7 @@ adapter says which these are.
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -66,6 +67,8 @@ class ServingLease:
             try:
                 asked = json.loads(await _body(receive))
                 until, start = float(asked["until"]), asked["start"]
+                if not math.isfinite(until):
+                    raise ValueError("a lease ends")
             except (ValueError, TypeError, KeyError):
                 await _answer(send, 400, {"message": 'the body must be {"until": seconds, "start": text}'})
                 return
