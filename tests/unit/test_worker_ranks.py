@@ -35,6 +35,7 @@ class Line:
 
     def __init__(self, ranks: Sequence[ToyRank]) -> None:
         self.num_calls = 0
+        self.sent: list[str] = []
         self.dead = False
         self.silent: set[int] = set()
         self.servers = [_server(rank, len(ranks)) for rank in ranks]
@@ -43,6 +44,7 @@ class Line:
         if self.dead:
             raise Unreachable("the engine is dead")
         self.num_calls += 1
+        self.sent.append(calls)
         asked = from_json(Calls, calls)
         answers = []
         for rank, server in enumerate(self.servers):
@@ -225,6 +227,53 @@ def test_a_restarted_worker_asks_for_its_run(ranks: list[ToyRank], tmp_path: Pat
     workers = Workers(Line(ranks), folder=tmp_path, gather_s=0.0)
     with pytest.raises(AttemptFailed, match="configure comes first"):
         RemoteRank(workers, 0).begin(clean=True)
+
+
+def applied(line: Line, writer: InstanceWriter, store: DirectoryStore) -> tuple[str, Mapping[str, Bits]]:
+    """The collective call that applied a difference, and the version that it made."""
+    rng = np.random.default_rng(5)
+    old = random_version(catalogue(), rng)
+    new = changed_version(catalogue(), old, rng, 0.3)
+    writer.restore(old, audit_of(catalogue(), old))
+    writer.begin(clean=True)
+    writer.apply(published(store, delta_items(catalogue(), old, new, writer.prewarm())))
+    return line.sent[-1], new
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_call_that_comes_twice_or_late_is_not_done_again(
+    writer: InstanceWriter, line: Line, store: DirectoryStore, checked: bool
+) -> None:
+    call, new = applied(line, writer, store)
+    if checked:
+        writer.synchronize()
+        writer.check()
+    answers = [from_json(Answer, json.dumps(answer)) for answer in line.call_workers(call)]
+    assert [answer.error for answer in answers] == ["AttemptFailed"] * 3
+    assert all("came late or twice" in answer.message for answer in answers)
+    assert writer.audit().items() <= audit_of(catalogue(), new).items()
+
+
+def test_a_rank_obeys_the_latest_front_only(
+    writer: InstanceWriter, line: Line, store: DirectoryStore, tmp_path: Path
+) -> None:
+    call, _ = applied(line, writer, store)
+    later = Workers(line, folder=tmp_path, gather_s=5.0)
+    writer.begin(clean=True)  # so far the later one has only greeted: its hello may be an old one
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda rank: RemoteRank(later, rank).digests(), range(3)))
+    with pytest.raises(AttemptFailed, match="another receiver has taken over"):
+        writer.begin(clean=True)
+    answers = [from_json(Answer, json.dumps(answer)) for answer in line.call_workers(call)]
+    assert [answer.error for answer in answers] == ["AttemptFailed"] * 3
+
+
+def test_a_rank_that_was_started_anew_obeys_no_call_of_before(
+    writer: InstanceWriter, line: Line, ranks: list[ToyRank]
+) -> None:
+    line.servers = [_server(rank, 3) for rank in ranks]
+    with pytest.raises(AttemptFailed, match="started anew"):
+        writer.begin(clean=True)
 
 
 def test_missing_ranks_are_no_engine(ranks: list[ToyRank]) -> None:

@@ -12,10 +12,15 @@ from dcr.receiver.writer import Slice
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One rank's call: name of the method and its parameters as JSON text."""
+    """One rank's call: name of the method and its parameters as JSON text.
+
+    ``ticket`` is the front's from that rank's greeting, ``number`` counts its calls from 1: see ``Turns``.
+    """
 
     method: str
     params: str = "{}"
+    ticket: str = ""
+    number: int = 0
 
 
 Calls = dict[str, Call]
@@ -33,12 +38,13 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """A worker's answer to ``hello``: its rank of ``world`` in the engine."""
+    """A worker's answer to ``hello``: its rank of ``world`` in the engine, and the asker's ``ticket``."""
 
     rank: int
     world: int
     process: int
     device: str
+    ticket: str = ""
 
 
 @dataclass(frozen=True, slots=True)

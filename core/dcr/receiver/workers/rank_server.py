@@ -7,6 +7,7 @@ and the next call would get them. Errors travel as class name and message.
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,7 @@ from dcr.receiver.workers.messages import (
     Nothing,
     Scan,
 )
+from dcr.receiver.workers.turns import Turns
 from dcr.transport.archive import StoreArchive
 from dcr.transport.base import ObjectStore
 from dcr.transport.directory import DirectoryStore
@@ -69,9 +71,10 @@ class RankServer:
         self._make_rank = make_rank
         self._open_store = open_store
         self._configured: _Configured | None = None
+        self._turns = Turns()
         self._calls: Further = {
             **(further or {}),
-            "hello": (Nothing, lambda _: self._greeting),
+            "hello": (Nothing, lambda _: replace(self._greeting, ticket=self._turns.issue())),
             "configure": (Configure, self._configure),
             "prewarm": (Nothing, lambda _: self._rank.prewarm()),
             "divide": (Divide, lambda p: self._rank.divide(p.parts)),
@@ -106,6 +109,7 @@ class RankServer:
     def _do(self, call: Call) -> object:
         if call.method not in self._calls:
             raise ConfigError(f"no method {call.method!r}; known: {', '.join(sorted(self._calls))}")
+        self._turns.admit(call)
         kind, step = self._calls[call.method]
         return step(from_json(kind, call.params))
 

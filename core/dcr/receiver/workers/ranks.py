@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -75,7 +76,10 @@ class Workers:
         self._files = threading.Lock()
         self._file: tuple[Mapping[str, Bits], Path] | None = None
         self._readers = 0
+        self._tickets: dict[str, str] = {}
+        self._num_calls = 0
         self.greetings = self._greet()
+        self._tickets = {str(greeting.rank): greeting.ticket for greeting in self.greetings}
 
     @property
     def world(self) -> int:
@@ -176,7 +180,12 @@ class Workers:
 
     def _send(self, calls: Calls) -> dict[int, Answer]:
         with self._line:
-            answers = self._control.call_workers(to_json(calls).decode())
+            self._num_calls += 1
+            numbered = {
+                rank: replace(call, ticket=self._tickets.get(rank, ""), number=self._num_calls)
+                for rank, call in calls.items()
+            }
+            answers = self._control.call_workers(to_json(numbered).decode())
         parsed = [from_json(Answer, json.dumps(answer)) for answer in answers]
         return {answer.rank: answer for answer in parsed if answer.asked}
 
