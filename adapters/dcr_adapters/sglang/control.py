@@ -5,15 +5,12 @@
 
 import asyncio
 import tempfile
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from dcr.errors import Unreachable
+from dcr.receiver.workers.loop import EngineLoop
 from dcr_adapters.sglang.messages import LOADER
 from dcr_adapters.sglang.steering import Steering
-
-T = TypeVar("T")
 
 
 class AsyncEngineControl:
@@ -38,8 +35,7 @@ class AsyncEngineControl:
         """
         folder = folder or Path(tempfile.gettempdir())
         self._steering = Steering(engine.tokenizer_manager, engine.server_args, folder, loader)
-        self._loop = loop
-        self._deadline_s = deadline_s
+        self._wait = EngineLoop(loop, deadline_s).wait
 
     def call_workers(self, calls: str) -> list[dict[str, Any]]:
         """See ``EngineControl``."""
@@ -60,14 +56,3 @@ class AsyncEngineControl:
     def set_version(self, version: str) -> None:
         """See ``EngineControl``."""
         self._wait(self._steering.set_version(version))
-
-    def _wait(self, step: Coroutine[Any, Any, T]) -> T:
-        """The answer of ``step``, from the engine's loop. Raises Unreachable: the engine is dead or late."""
-        future = asyncio.run_coroutine_threadsafe(step, self._loop)
-        try:
-            return future.result(self._deadline_s)
-        except Unreachable:
-            raise
-        except Exception as err:  # the border: SGLang raises classes of its own
-            future.cancel()
-            raise Unreachable(f"the engine does not answer: {type(err).__name__}: {err}") from err

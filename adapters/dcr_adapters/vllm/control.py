@@ -4,11 +4,12 @@
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 from dcr.errors import Unreachable
+from dcr.receiver.workers.loop import EngineLoop
 
 T = TypeVar("T")
 
@@ -18,8 +19,7 @@ class AsyncEngineControl:
 
     def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop, *, deadline_s: float = 600.0) -> None:
         self._engine = engine
-        self._loop = loop
-        self._deadline_s = deadline_s
+        self._wait = EngineLoop(loop, deadline_s).wait
 
     def call_workers(self, calls: str) -> list[dict[str, Any]]:
         """See ``EngineControl``."""
@@ -44,15 +44,6 @@ class AsyncEngineControl:
     def set_version(self, version: str) -> None:
         """See ``EngineControl``."""
         self._wait(self._engine.update_weight_version(version))
-
-    def _wait(self, step: Coroutine[Any, Any, T]) -> T:
-        """The answer of ``step``, from the engine's loop. Raises Unreachable: the engine is dead or late."""
-        future = asyncio.run_coroutine_threadsafe(step, self._loop)
-        try:
-            return future.result(self._deadline_s)
-        except Exception as err:  # the border: vLLM raises classes of its own
-            future.cancel()
-            raise Unreachable(f"the engine does not answer: {type(err).__name__}: {err}") from err
 
 
 class OfflineControl:

@@ -1,0 +1,107 @@
+"""Steering without an engine: SGLang's own way to collect answers, over a scheduler that is held up."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sglang.srt.managers.communicator import FanOutCommunicator
+from sglang.srt.utils import MultiprocessingSerializer
+
+from dcr.errors import Unreachable
+from dcr.model import to_json
+from dcr.receiver.workers.messages import Answer, Call, Calls
+from dcr_adapters.sglang.control import AsyncEngineControl
+from dcr_adapters.sglang.messages import LOADER, from_tensors, write_answer
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Scheduler:
+    """Opens and ends sessions and has one worker answer, in the order of arrival, while it is ``free``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.free = threading.Event()
+        self.free.set()
+        self.done: list[str] = []
+        self._loop = loop
+        self._asked: asyncio.Queue[tuple[FanOutCommunicator[Any], str, Any]] = asyncio.Queue()
+        self.begin_weight_update_communicator = self._communicator("begin")
+        self.end_weight_update_communicator = self._communicator("end")
+        self.update_weights_from_tensor_communicator = self._communicator("update")
+        asyncio.run_coroutine_threadsafe(self._work(), loop)
+
+    def auto_create_handle_loop(self) -> None: ...
+
+    def _communicator(self, name: str) -> "FanOutCommunicator[Any]":
+        def send(asked: Any) -> None:
+            self._asked.put_nowait((made, name, asked))
+
+        made: FanOutCommunicator[Any] = FanOutCommunicator(send, 1)
+        return made
+
+    async def _work(self) -> None:
+        while True:
+            to, name, asked = await self._asked.get()
+            await self._loop.run_in_executor(None, self.free.wait)
+            if name == "update":
+                self._answer(asked)
+            to.handle_recv(SimpleNamespace(success=True, message=""))
+
+    def _answer(self, asked: Any) -> None:
+        tensors: list[tuple[str, torch.Tensor]] = MultiprocessingSerializer.deserialize(
+            asked.serialized_named_tensors[0]
+        )
+        control = from_tensors(tensors)
+        method = control.calls["0"].method
+        self.done.append(method)
+        write_answer(control.file(0), Answer(0, value=method))
+
+
+async def _end_tasks() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever)
+    thread.start()
+    yield made
+    asyncio.run_coroutine_threadsafe(_end_tasks(), made).result(10)
+    made.call_soon_threadsafe(made.stop)
+    thread.join()
+    made.close()
+
+
+def calls(method: str) -> str:
+    asked: Calls = {"0": Call(method)}
+    return to_json(asked).decode()
+
+
+def test_a_late_call_shifts_no_answers_and_leaves_no_file(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    """Cancelled, its answer would be taken for that of the next call, whose worker had not begun."""
+    scheduler = Scheduler(loop)
+    settings = SimpleNamespace(
+        custom_weight_loader=[LOADER], weight_cache_mode="off", dp_size=1, pp_size=1, tp_size=1
+    )
+    engine = SimpleNamespace(server_args=settings, tokenizer_manager=scheduler)
+    control = AsyncEngineControl(engine, loop, folder=tmp_path, deadline_s=1.0)
+    assert [answer["value"] for answer in control.call_workers(calls("hello"))] == ["hello"]
+    scheduler.free.clear()
+    with pytest.raises(Unreachable, match="did not answer in 1 s"):
+        control.call_workers(calls("apply"))
+    threading.Timer(0.2, scheduler.free.set).start()
+    for method in ("begin", "audit"):
+        assert [answer["value"] for answer in control.call_workers(calls(method))] == [method]
+    assert scheduler.done == ["hello", "apply", "begin", "audit"]
+    assert not list(tmp_path.iterdir())
