@@ -6,11 +6,12 @@ from dcr.errors import Unreachable
 
 
 class Recorded:
-    """An ``EngineControl``."""
+    """An ``EngineControl``; ``unheard``: what is done next time, while its answer is lost."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
         self.dead = False
+        self.unheard = ""
 
     def call_workers(self, calls: str) -> list[dict[str, Any]]:
         return []
@@ -35,3 +36,6 @@ class Recorded:
         if self.dead:
             raise Unreachable("dead")
         self.told.append(what)
+        if what == self.unheard:
+            self.unheard = ""
+            raise Unreachable("it was done, but the answer was lost")

@@ -55,6 +55,41 @@ def test_a_dead_engine_leaves_the_gate_shut() -> None:
     assert not gate.is_open
 
 
+def opened(control: Recorded) -> EngineGate:
+    gate = EngineGate(control)
+    gate.close()
+    gate.open(1, changed=True)
+    control.told.clear()
+    return gate
+
+
+def test_a_pause_whose_answer_was_lost_is_lifted() -> None:
+    control = Recorded()
+    gate = opened(control)
+    control.unheard = "pause"
+    with pytest.raises(Unreachable):
+        gate.close()
+    assert not gate.is_open
+    gate.open(1, changed=False)
+    assert control.told == ["pause", "version 1", "resume"]
+    assert gate.is_open
+
+
+def test_an_opening_whose_answer_was_lost_is_begun_anew() -> None:
+    """The engine may run by then, and a cache is only emptied while it stands still."""
+    control = Recorded()
+    gate = opened(control)
+    gate.close()
+    control.unheard = "resume"
+    with pytest.raises(Unreachable):
+        gate.open(2, changed=True)
+    assert not gate.is_open
+    control.told.clear()
+    gate.open(2, changed=True)
+    assert control.told == ["pause", "reset", "version 2", "resume"]
+    assert gate.is_open
+
+
 def test_offline_requests_wait_for_an_open_gate() -> None:
     control = Recorded()
     gate = OfflineGate(control, admit_deadline_s=0.01)

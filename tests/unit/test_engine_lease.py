@@ -75,6 +75,45 @@ def test_it_runs_from_the_first_grant_to_the_end_of_the_last() -> None:
     assert engine.told[3:] == ["resume", "pause", "resume"]
 
 
+def quiet(engine: Recorded) -> tuple[EngineGate, Lease, Clock]:
+    """As ``leased``, followed by nobody but the test."""
+    clock = Clock()
+    lease = Lease(clock)
+    gate = EngineGate(engine)
+    gate._lease = lease
+    gate.close()
+    return gate, lease, clock
+
+
+def test_it_stops_though_it_was_never_heard_that_it_ran_again() -> None:
+    engine = Recorded()
+    gate, lease, clock = quiet(engine)
+    gate.open(1, changed=True)
+    lease.extend(clock.now + 10)
+    engine.unheard = "resume"
+    with pytest.raises(Unreachable):
+        gate.follow_lease()
+    assert engine.runs()
+    clock.now += 10
+    gate.follow_lease()
+    assert not engine.runs()
+
+
+def test_it_stops_though_it_was_never_heard_that_it_was_opened() -> None:
+    engine = Recorded()
+    gate, lease, clock = quiet(engine)
+    lease.extend(clock.now + 10)
+    engine.unheard = "resume"
+    with pytest.raises(Unreachable):
+        gate.open(1, changed=True)
+    assert engine.runs()
+    gate.follow_lease()
+    assert not engine.runs()
+    gate.open(1, changed=True)
+    assert engine.runs()
+    assert gate.is_open
+
+
 def test_a_lease_that_is_ended_stops_it() -> None:
     engine = Recorded()
     gate, lease, clock = leased(engine)

@@ -31,7 +31,8 @@ class EngineGate:
         self._control = control
         self._lock = threading.Lock()
         self._closed = False
-        self._halted = False
+        self._runs: bool | None = True
+        """None: what it was told last was not answered, and may have been done or not, or be done yet."""
         self._version = -1
         self._lease: Lease | None = None
         self._moved = threading.Event()
@@ -39,7 +40,7 @@ class EngineGate:
     @property
     def is_open(self) -> bool:
         """Whether requests are computed now."""
-        return self._opened and not self._halted and self._may_run()
+        return self._opened and self._runs is True and self._may_run()
 
     @property
     def version(self) -> int:
@@ -68,19 +69,17 @@ class EngineGate:
             Unreachable: the engine does not answer; to be called again.
         """
         with self._lock:
-            if not self._opened or self._halted != self._may_run():
-                return
-            if self._halted:
-                self._control.resume()
-            else:
-                self._control.pause()
-            self._halted = not self._halted
+            runs = self._opened and self._may_run()
+            if self._runs is not runs and (self._opened or self._runs is None):
+                self._let(runs=runs)
 
     def close(self) -> None:
         """Return when no step of the model runs; kept requests wait. Idempotent. Raises Unreachable."""
         with self._lock:
-            self._control.pause()
-            self._closed, self._halted = True, False
+            self._closed = (
+                True  # first: if the answer is lost the engine may stand still, and must be resumed
+            )
+            self._let(runs=False)
 
     def open(self, version: int, *, changed: bool) -> None:
         """Let kept and new requests run on ``version``, as soon as there is a lease where one is needed.
@@ -95,19 +94,24 @@ class EngineGate:
             if changed:
                 if not self._closed:
                     raise IntegrityError(f"weights became version {version} while requests were computed")
+                if self._runs is not False:  # an earlier opening was not answered
+                    self._let(runs=False)
                 self._control.reset_caches()
             self._control.set_version(str(version))
             runs = self._may_run()
-            if runs:
-                self._control.resume()
-            elif not self._closed:
-                self._control.pause()
-            self._version, self._closed, self._halted = version, False, not runs
+            if runs or self._runs is not False:
+                self._let(runs=runs)
+            self._version, self._closed = version, False
         self._moved.set()
 
     @property
     def _opened(self) -> bool:
         return not self._closed and self._version >= 0
+
+    def _let(self, *, runs: bool) -> None:
+        self._runs = None
+        (self._control.resume if runs else self._control.pause)()
+        self._runs = runs
 
     def _may_run(self) -> bool:
         return self._lease is None or self._lease.valid()
