@@ -44,9 +44,16 @@ class SglangLoader:
         return refusals(self.model, self._engine or this_engine())
 
     def synchronize(self) -> None:
-        """Wait for the device. SGLang derives nothing from weights that are not refused."""
+        """Wait for the device, and forget embeddings of old weights, which SGLang's flush leaves as they are.
+
+        SGLang derives nothing from weights that are not refused.
+        """
         if any(tensor.device.type != "cpu" for tensor in self.resident().values()):
             torch.accelerator.synchronize()
+        from sglang.srt.managers import mm_schedule
+
+        if mm_schedule.embedding_cache is not None:
+            mm_schedule.embedding_cache.clear()
 
 
 def _views(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from dcr.errors import ConfigError, Unreachable
+from dcr.errors import Unreachable
 from dcr.model import from_json
 from dcr.receiver.workers.messages import Calls
 from dcr_adapters.sglang.messages import LOADER, Control, to_tensors
+from dcr_adapters.sglang.settings import require_takes_calls
 
 _IDLE_S = 10.0
 """For how long what was still running when the pause came may take to end; SGLang refuses to flush before."""
@@ -72,10 +73,6 @@ class Steering:
                     f"SGLang did not flush its cache; no request may see old KV: {done.message}"
                 )
             await asyncio.sleep(_POLL_S)
-        if self._settings.hicache_storage_backend is not None:
-            cleared = await self._manager.clear_hicache_storage()
-            if not cleared.success:
-                raise Unreachable("SGLang did not clear its cache storage, and no request may see old KV")
 
     async def set_version(self, version: str) -> None:
         """See ``EngineControl``."""
@@ -121,28 +118,6 @@ class Steering:
             from sglang.srt.managers.io_struct import EndWeightUpdateReqInput
 
             _require((await self._manager.end_weight_update_communicator(EndWeightUpdateReqInput()))[0])
-
-
-def require_takes_calls(settings: Any, loader: str) -> None:
-    """Refuse an engine that a call would end, or that has more models than one.
-
-    ``settings``: SGLang's server arguments, as an object.
-
-    Raises:
-        ConfigError: names the argument.
-    """
-    if loader not in (settings.custom_weight_loader or []):
-        raise ConfigError(f"the engine does not know DCR: start SGLang with --custom-weight-loader {loader}")
-    if settings.weight_cache_mode != "off":
-        raise ConfigError(
-            "the engine shares weights through a cache: start SGLang with --weight-cache-mode off"
-        )
-    for name in ("dp_size", "pp_size"):
-        if getattr(settings, name) != 1:
-            raise ConfigError(
-                f"the engine has {name}={getattr(settings, name)}: give each replica an engine of its own, "
-                "and no engine pipeline stages"
-            )
 
 
 def _new_control(calls: str, folder: Path) -> Control:
