@@ -47,7 +47,7 @@ class VllmLoader:
 
     def refusals(self) -> dict[str, str]:
         """Quantized, laid out anew, packed or moving weights; see ``dcr_adapters.vllm.refusals``."""
-        return refusals.refusals(self.model, self._eplb_state())
+        return refusals.refusals(self.model, self._eplb_state(), self._config)
 
     def synchronize(self) -> None:
         """Derive again what vLLM derives after a load, renew packed copies, wait for the device."""

@@ -15,11 +15,14 @@ _DENSE = "use dense refits for this engine"
 _IN_PLACE = frozenset({"TRITON", "BATCHED_TRITON", "CPU"})
 """Expert backends, by the names of vLLM's enumeration, that compute from parameters as they were loaded."""
 
+_NO_DRAFT = (None, "ngram", "ngram_gpu", "suffix")
+"""Ways to speculate that have no weights of their own."""
 
-def refusals(model: nn.Module, eplb_state: Any = None) -> dict[str, str]:
+
+def refusals(model: nn.Module, eplb_state: Any = None, config: Any = None) -> dict[str, str]:
     """Resident name -> reason and remedy, empty if every weight stays as its loader left it.
 
-    ``eplb_state`` is the model runner's expert balancer, if it has one.
+    ``eplb_state`` is the model runner's expert balancer, if it has one; ``config`` the engine's.
     """
     found: dict[str, str] = {}
     for prefix, module in model.named_modules():
@@ -33,6 +36,12 @@ def refusals(model: nn.Module, eplb_state: Any = None) -> dict[str, str]:
     if hasattr(model, "process_weights_after_loading"):
         found[type(model).__name__] = (
             f"the model derives weights after loading, and not layer by layer; {_DENSE}"
+        )
+    method = getattr(getattr(config, "speculative_config", None), "method", None)
+    if method not in _NO_DRAFT:
+        found["speculative_config"] = (
+            f"{method}: the draft model keeps its old weights; start vLLM without speculative_config, "
+            "or with method ngram"
         )
     if _rebalancing(eplb_state):
         found["eplb"] = "experts are being moved between ranks; ask again when the rebalance has ended"
