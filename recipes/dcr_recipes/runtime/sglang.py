@@ -90,10 +90,24 @@ class SglangEngine:
             asyncio.ensure_future(self._ask(prompt, *each)) for each in zip(params, salts, names, strict=True)
         ]
         try:
-            await self._await_dispatch(names, asked)
-        finally:
-            await manager._async_dispatch_to_scheduler(ContinueGenerationReqInput(torch_empty_cache=False))
-        return list(await asyncio.gather(*asked))
+            try:
+                await self._await_dispatch(names, asked)
+            finally:
+                await manager._async_dispatch_to_scheduler(
+                    ContinueGenerationReqInput(torch_empty_cache=False)
+                )
+            return list(await asyncio.gather(*asked))
+        except BaseException:
+            await self._abort(names, asked)
+            raise
+
+    async def _abort(self, names: list[str], asked: "Sequence[asyncio.Future[Asked]]") -> None:
+        """End what is left of a group, which would run beside the next one."""
+        for name in names:
+            self._engine.tokenizer_manager.abort_request(name)
+        for each in asked:
+            each.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
 
     async def _await_dispatch(self, names: list[str], asked: "Sequence[asyncio.Future[Asked]]") -> None:
         """Until all requests are on their way, in which none overtakes another, or one was refused."""

@@ -99,17 +99,20 @@ class VllmEngine:
 
     async def _batch(self, prompt: list[int], params: Sequence[Any]) -> list[Asked]:
         """All requests reach the scheduler before it may take the first, so they are one batch."""
+        names = [f"request-{next(self._numbers)}" for _ in params]
         await self._engine.pause_generation(mode="keep", clear_cache=False)
         try:
-            asked = [
-                await self._engine.add_request(
-                    f"request-{next(self._numbers)}", {"prompt_token_ids": prompt}, each
-                )
-                for each in params
-            ]
-        finally:
-            await self._engine.resume_generation()
-        return [_finished(await each.get()) for each in asked]
+            try:
+                asked = [
+                    await self._engine.add_request(name, {"prompt_token_ids": prompt}, each)
+                    for name, each in zip(names, params, strict=True)
+                ]
+            finally:
+                await self._engine.resume_generation()
+            return [_finished(await each.get()) for each in asked]
+        except BaseException:
+            await self._engine.abort(names)  # what is left would run beside the next group
+            raise
 
 
 def _params(seed: int, max_new_tokens: int, temperature: float, *, reads_cache: bool) -> Any:
