@@ -276,9 +276,10 @@ def test_a_rank_that_was_started_anew_obeys_no_call_of_before(
         writer.begin(clean=True)
 
 
-def test_missing_ranks_are_no_engine(ranks: list[ToyRank]) -> None:
+@pytest.mark.parametrize("silent", [{1}, {0, 1, 2}])
+def test_missing_ranks_are_no_engine(ranks: list[ToyRank], silent: set[int]) -> None:
     line = Line(ranks)
-    line.silent.add(1)
+    line.silent |= silent
     with pytest.raises(ConfigError, match="one engine is one instance"):
         Workers(line)
 

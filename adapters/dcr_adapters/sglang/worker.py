@@ -23,17 +23,18 @@ _SERVERS: WeakKeyDictionary[nn.Module, RankServer] = WeakKeyDictionary()
 
 def dcr_call(model: nn.Module, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     """Answer this rank's part of a collective call."""
-    answer_control(named_tensors, server_of(model))
+    answer_control(named_tensors, lambda: server_of(model))
 
 
 def answer_control(
     named_tensors: Sequence[tuple[str, torch.Tensor]],
-    server: RankServer,
+    serve: Callable[[], RankServer],
     *,
     before: Callable[[Call], None] | None = None,
 ) -> None:
-    """Do what the control tensor asks of this rank; ``before`` is told of it first. Never raises."""
+    """Do what the control tensor asks of ``serve()``; ``before`` is told of it first. Never raises."""
     try:
+        server = serve()
         control = from_tensors(named_tensors)
         mine = control.calls.get(str(server.rank))
         if mine is not None and before is not None:
@@ -41,7 +42,7 @@ def answer_control(
         answer = Answer(server.rank, asked=False) if mine is None else server.answer(mine)
         write_answer(control.file(server.rank), answer)
     except Exception:  # noqa: BLE001 -- the border: raised, it would end SGLang's scheduler
-        _log.exception("rank %d could not answer", server.rank)
+        _log.exception("process %d could not answer", os.getpid())
 
 
 def server_of(model: nn.Module, further: Callable[[SglangLoader, int], Further] | None = None) -> RankServer:

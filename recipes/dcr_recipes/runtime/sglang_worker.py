@@ -16,7 +16,7 @@ from torch import nn
 from dcr import observe
 from dcr.model import from_json
 from dcr.receiver.workers.messages import Apply, Call
-from dcr.receiver.workers.rank_server import Further
+from dcr.receiver.workers.rank_server import Further, RankServer
 from dcr_adapters.sglang.loader import SglangLoader
 from dcr_adapters.sglang.worker import answer_control, server_of
 from dcr_recipes.runtime import rank_faults
@@ -27,9 +27,13 @@ from dcr_recipes.runtime.sglang_arguments import CONTEXT
 
 def run_call(model: nn.Module, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     """See ``dcr_adapters.sglang.worker.dcr_call``; ``rank.apply`` names the attempt for injected faults."""
+    answer_control(named_tensors, lambda: _serving(model), before=_tell)
+
+
+def _serving(model: nn.Module) -> RankServer:
     server = server_of(model, _further)
     _listening(server.rank)
-    answer_control(named_tensors, server, before=_tell)
+    return server
 
 
 def _further(loader: SglangLoader, rank: int) -> Further:

@@ -1,26 +1,31 @@
 """What must be refused, by name, before any weight is touched; and what the loader passes over in silence."""
 
+import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sglang.srt.managers.scheduler  # noqa: F401 -- imported once, before ranks are forked
 import torch
+from sglang.srt.managers import mm_schedule
+from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult
+from sglang.srt.server_args import ServerArgs
 from tests.lanes.sglang.world import Layout, world
 from tests.lanes.shared import checkpoints
 from tests.lanes.shared.run import Run
 from torch import nn
 
-from dcr.errors import ConfigError, UnsupportedPath
+from dcr.errors import UnsupportedPath
 from dcr.model import Catalogue, TensorSpec
 from dcr.receiver.instance import InstanceWriter
 from dcr.receiver.workers.messages import Answer, Call
 from dcr.receiver.workers.ranks import Workers, remote_ranks
+from dcr_adapters.sglang.loader import SglangLoader
 from dcr_adapters.sglang.messages import LOADER, Control, to_tensors
 from dcr_adapters.sglang.refusals import Engine, refusals
-from dcr_adapters.sglang.steering import require_takes_calls
-from dcr_adapters.sglang.worker import answer_control
+from dcr_adapters.sglang.settings import _RULES, require_takes_calls
+from dcr_adapters.sglang.worker import answer_control, dcr_call
+from dcr_recipes.runtime.sglang_worker import run_call
 
 
 def _model(**attributes: Any) -> nn.Module:
@@ -47,6 +52,10 @@ class Fp8Thing(_Method):
     pass
 
 
+class OnlineThing(UnquantizedThing):
+    """Quantizes what it has loaded."""
+
+
 @pytest.mark.parametrize(
     ("engine", "name", "remedy"),
     [
@@ -67,6 +76,7 @@ def test_settings_are_named(engine: Engine, name: str, remedy: str) -> None:
     ("attributes", "engine", "word"),
     [
         ({"quant_method": Fp8Thing()}, Engine(), "Fp8Thing"),
+        ({"quant_method": OnlineThing()}, Engine(), "OnlineThing"),
         ({"use_intel_amx_backend": True}, Engine(), "AMX"),
         ({"quant_method": UnquantizedThing(use_flashinfer_trtllm_moe=True)}, Engine(), "flashinfer_trtllm"),
         (
@@ -92,20 +102,19 @@ def test_derived_weights_are_named() -> None:
     assert refusals(_model(quant_method=None), Engine()) == {}
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"custom_weight_loader": None}, f"--custom-weight-loader {LOADER}"),
-        ({"weight_cache_mode": "daemon"}, "--weight-cache-mode off"),
-        ({"dp_size": 2}, "dp_size=2"),
-        ({"pp_size": 2}, "pp_size=2"),
-    ],
-)
-def test_an_engine_that_a_call_would_end_is_refused(change: dict[str, Any], word: str) -> None:
-    fitting = {"custom_weight_loader": [LOADER], "weight_cache_mode": "off", "dp_size": 1, "pp_size": 1}
-    require_takes_calls(SimpleNamespace(**fitting), LOADER)
-    with pytest.raises(ConfigError, match=word):
-        require_takes_calls(SimpleNamespace(**{**fitting, **change}), LOADER)
+def test_sglangs_own_defaults_are_taken() -> None:
+    require_takes_calls(ServerArgs(model_path="model", custom_weight_loader=[LOADER]), LOADER)
+    assert set(_RULES) <= set(ServerArgs.__struct_fields__)
+
+
+def test_embeddings_of_old_weights_are_forgotten() -> None:
+    """SGLang's flush empties the radix cache only: an image seen before would be read from old weights."""
+    mm_schedule.init_mm_embedding_cache(1 << 20)
+    cache = mm_schedule.embedding_cache
+    assert cache is not None
+    assert cache.set(7, EmbeddingResult(embedding=torch.zeros(4, 4)))
+    SglangLoader(_model(), Engine()).synchronize()
+    assert cache.get_single(7) is None
 
 
 def test_a_name_that_the_loader_passes_over_is_refused(
@@ -135,9 +144,11 @@ class _Server:
 
 def test_nothing_is_raised_into_the_scheduler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server: Any = _Server()
-    answer_control([("other", torch.zeros(3, dtype=torch.uint8))], server)
-    answer_control([("dcr.control", torch.zeros(3, dtype=torch.uint8))], server)
+    answer_control([("other", torch.zeros(3, dtype=torch.uint8))], lambda: server)
+    answer_control([("dcr.control", torch.zeros(3, dtype=torch.uint8))], lambda: server)
     control = Control({"0": Call("hello")}, str(tmp_path / "answer"))
-    answer_control(to_tensors(control), server)
-    assert [record.message for record in caplog.records] == ["rank 0 could not answer"] * 3
+    answer_control(to_tensors(control), lambda: server)
+    dcr_call(nn.Module(), to_tensors(control))  # no rank of anything
+    run_call(nn.Module(), to_tensors(control))
+    assert [record.message for record in caplog.records] == [f"process {os.getpid()} could not answer"] * 5
     assert not list(tmp_path.iterdir())

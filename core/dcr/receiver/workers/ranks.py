@@ -133,13 +133,18 @@ class Workers:
     def _greet(self) -> tuple[Greeting, ...]:
         everybody = {str(rank): Call("hello") for rank in range(_MAX_WORLD)}
         answers = self._send(everybody)
+        for answer in answers.values():
+            if answer.error:
+                raise _error(answer)
         found = sorted(
             (from_json(Greeting, answer.value) for answer in answers.values()), key=lambda g: g.rank
         )
-        if [greeting.rank for greeting in found] != list(range(found[0].world if found else 0)):
+        world = found[0].world if found else 1
+        if [greeting.rank for greeting in found] != list(range(world)):
             raise ConfigError(
-                f"ranks {[greeting.rank for greeting in found]} answered; one engine is one instance: "
-                "give each data parallel replica a control of its own"
+                f"ranks {[greeting.rank for greeting in found]} of {world} answered; one engine is one "
+                "instance: give each data parallel replica a control of its own, and a folder for answers, "
+                "where there is one, that this process and all workers see (their logs say what failed)"
             )
         return tuple(found)
 
