@@ -33,7 +33,7 @@ class Fail:
 
 def call(model: nn.Module, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
     """What DCR's own loader does, and the calls ``flip`` and ``fail``."""
-    answer_control(named_tensors, server_of(model, _further))
+    answer_control(named_tensors, lambda: server_of(model, _further))
 
 
 def _further(loader: SglangLoader, _: int) -> Further:
