@@ -14,7 +14,6 @@ from tests.lanes.shared.run import Run
 from dcr.errors import AttemptFailed
 from dcr.model import ReceiverState
 from dcr.receiver.agent import ReceiverAgent
-from dcr.receiver.workers.ranks import Workers
 
 
 def refits(old: str, folder: str, tp: str, num_refits: str, rate: str = "0.2") -> None:
@@ -42,7 +41,7 @@ def everything(old: str, folder: str) -> None:
 def audit(old: str, folder: str) -> None:
     """See ``check_audit``."""
     with served(Path(old), 2, damage.LOADER) as engine:
-        workers = Workers(engine.control, folder=Path(folder))
+        workers = engine.workers(Path(folder))
 
         def flip(rank: int, resident: str, element: int) -> None:
             workers.ask(rank, "flip", Flip(resident, element), type(None))
@@ -70,7 +69,7 @@ def _fail_and_retry(engine: SglangServed, run: Run, receiver: ReceiverAgent, fol
     """One rank fails in the midst of an item: the engine lives on, and overwrites repair it."""
     newest = following(run, 0.2, 51)
     before = [engine.ask(prompt).tokens for prompt in PROMPTS]
-    Workers(engine.control, folder=folder).ask(1, "fail", Fail("injected"), type(None))
+    engine.workers(folder).ask(1, "fail", Fail("injected"), type(None))
     with pytest.raises(AttemptFailed, match="injected"):
         run.refit(receiver, newest, receiver.report().classification)
     assert receiver.report().state is ReceiverState.MIXED

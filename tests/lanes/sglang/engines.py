@@ -31,6 +31,7 @@ class SglangServed:
     control: AsyncEngineControl
     gate: EngineGate
     counts: dict[str, int] = field(default_factory=dict)
+    _workers: Workers | None = None
 
     def ask(self, prompt: Sequence[int], num_tokens: int = 12) -> Said:
         """See ``Served``."""
@@ -42,7 +43,13 @@ class SglangServed:
 
     def receiver(self, run: Run, folder: Path) -> ReceiverAgent:
         """See ``Served``."""
-        return run.receiver("engine", Workers(self.control, folder=folder), self.gate)
+        return run.receiver("engine", self.workers(folder), self.gate)
+
+    def workers(self, folder: Path) -> Workers:
+        """The engine's only front: workers obey the latest one alone."""
+        if self._workers is None:
+            self._workers = Workers(self.control, folder=folder)
+        return self._workers
 
     def checksums(self) -> list[dict[str, str]]:
         """SGLang's own, by rank: of every parameter and buffer."""
