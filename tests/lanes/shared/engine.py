@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LONG_PROMPT = [(i * 37) % 1000 for i in range(150)]
 """Longer than a block of any engine's prefix cache here, at most 128 tokens."""
 PROMPTS = ([1, 2, 3, 4, 5], list(range(40, 80)), LONG_PROMPT)
+_FLYING = [1001, 3, 5, 7]
+"""Of the request in flight: it begins like no other, so that no prompt meets what is cached of it."""
 LEAST_CACHED = 128
 PATIENCE_S = 900
 """For an engine to start, and for an answer: ranks that wait for one another are slow on busy cores."""
@@ -97,15 +99,20 @@ def check_engine(
     _check_spans(kept, answers, run.records[-1].version)
     with serve(checkpoints.write(folder / "last", run.newest, like=old), tp) as fresh:
         expected = tokens([fresh.ask(prompt) for prompt in PROMPTS])
+        said = kept.spans[0][2]
+        going_on = fresh.ask(_FLYING + kept.tokens[:said]).tokens
         assert more.evidence(fresh) == evidence
     assert tokens(answers) == expected
     assert after.tokens == expected[2]
+    assert kept.tokens[said : said + len(going_on)] == going_on, (
+        "a kept request is computed by the new weights alone"
+    )
     assert tokens(stock) != expected, "the refits change what is said"
 
 
 def _refit_under_request(engine: Served, run: Run, receiver: ReceiverAgent, newest: Version) -> Said:
     """What a request says that was in flight all the time."""
-    flying = engine.begin(PROMPTS[0], 800, "flying")
+    flying = engine.begin(_FLYING, 800, "flying")
     while engine.counts.get("flying", 0) < 5:
         assert not flying.done()
     run.refit(receiver, newest, receiver.report().classification)
