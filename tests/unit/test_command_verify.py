@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,17 @@ from tests.unit.run_folders import StoredRun, flip, stored_run
 from dcr.commit.control_plane.sqlite import SqliteControlPlane
 from dcr.commit.transitions import leave
 from dcr.errors import AttemptFailed
-from dcr.model import AttemptId, Bits, Encoding, PathClass, ReceiverAudit, bits_dtype
+from dcr.model import (
+    AttemptId,
+    Bits,
+    Encoding,
+    PathClass,
+    RankDiagnosis,
+    ReceiverAudit,
+    ReceiverDiagnosis,
+    TensorChoice,
+    bits_dtype,
+)
 from dcr.receiver.agent import ReceiverAgent
 from dcr.testing.numpy_applier import NumpyApplier
 from dcr.testing.toy_runtime import RecordingGate
@@ -65,7 +75,7 @@ def _serving(made: StoredRun, *names: str) -> Iterator[dict[str, Live]]:
     live = {name: _live(made, name) for name in names}
     with ExitStack() as stack:
         for name, one in live.items():
-            server = stack.enter_context(serve({"audit": one.agent.audit}))
+            server = stack.enter_context(serve({"audit": one.agent.audit, "diagnose": one.agent.diagnose}))
             Peers(made.folder.endpoints).publish(name, server.url, "i")
         yield live
 
@@ -102,6 +112,55 @@ def test_live_receivers_are_proven(made: StoredRun, capsys: pytest.CaptureFixtur
         shown = capsys.readouterr().out
     assert "no receiver" not in shown
     assert shown.endswith("proven\n")
+    assert _details(found, "runtime-0") == ["5 tensors and 1 tied name are version 2, bit for bit"]
+
+
+def _details(found: dict[str, Any], name: str) -> list[str]:
+    return [finding["detail"] for finding in found["findings"] if finding["what"] == name]
+
+
+@pytest.mark.parametrize(
+    ("whole", "exact", "taken"),
+    [
+        (
+            {"norm": "cast"},
+            "4 tensors and 1 tied name are version 2, bit for bit; ",
+            "1 tensor by a host copy (cast)",
+        ),
+        (
+            {"embed": "a", "head": "a", "norm": "b", "scale": "b", "mask": "c", "none": "d"},
+            "",
+            "5 tensors and 1 tied name by a host copy (a; b; and 2 more reasons)",
+        ),
+    ],
+)
+def test_of_what_cannot_be_read_back_only_the_loaders_work_is_proven(
+    made: StoredRun, capsys: pytest.CaptureFixture[str], whole: dict[str, str], exact: str, taken: str
+) -> None:
+    live = _live(made, "runtime-0")
+
+    def diagnose() -> ReceiverDiagnosis:
+        choices = {name: TensorChoice("whole", PathClass.XOR, 1, why) for name, why in whole.items()}
+        choices |= {n: TensorChoice("learned", PathClass.XOR, 1) for n in live.resident if n not in whole}
+        return replace(live.agent.diagnose(), ranks=(RankDiagnosis(0, choices, (), {}),))
+
+    with serve({"audit": live.agent.audit, "diagnose": diagnose}) as server:
+        Peers(made.folder.endpoints).publish("runtime-0", server.url, "i")
+        _, found = _verify(made, capsys)
+    said = f"{exact}{taken}: storage holds what the loader makes of version 2"
+    assert _details(found, "runtime-0") == [said]
+
+
+def test_without_a_diagnosis_nothing_is_said_of_storage(
+    made: StoredRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = _live(made, "runtime-0")
+    with serve({"audit": live.agent.audit}) as server:
+        Peers(made.folder.endpoints).publish("runtime-0", server.url, "i")
+        _, found = _verify(made, capsys)
+    (detail,) = _details(found, "runtime-0")
+    assert "bit for bit" not in detail
+    assert detail.startswith("5 tensors and 1 tied name have the audit digests of version 2;")
 
 
 @pytest.mark.parametrize("tensor", ["embed", "norm", "scale", "mask"])
@@ -216,7 +275,9 @@ def test_a_receiver_in_transition_is_asked_again(made: StoredRun) -> None:
     live, pauses = _live(made, "runtime-0"), list[float]()
     lagging = live.agent.audit()
 
-    def answer(*_: Any, **__: Any) -> ReceiverAudit:
+    def answer(*asked: Any, **_: Any) -> ReceiverAudit | ReceiverDiagnosis:
+        if "diagnose" in asked:
+            return live.agent.diagnose()
         if len(pauses) == 0:
             raise AttemptFailed("runtime-0 is mixed")
         if len(pauses) == 1:

@@ -13,6 +13,7 @@ from dcr.model import CommitRecord, ReceiverState
 from dcr.receiver import rules
 from dcr.receiver.ports import RequestGate
 from dcr.receiver.proof import Prover
+from dcr.receiver.rank import LOSES_BITS
 from dcr.receiver.writer import Writer
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Holding:
         self.num_standings = 0
         self.lost = threading.Event()
         self.classification = writer.prewarm()
+        _warn_of_lost_bits(name, writer)
         self._name = name
         self._writer = writer
         self._prover = prover
@@ -135,3 +137,19 @@ class Holding:
         self.notice_rebuilt()
         if self.classification != announced:
             raise AttemptFailed(f"{self._name}: the runtime rebuilt its storage, whose paths now differ")
+
+
+def _warn_of_lost_bits(name: str, writer: Writer) -> None:
+    """Say once that storage holds casts: what is served is not the version's own bits."""
+    lossy = {
+        tensor: choice.reason
+        for rank in writer.diagnose()
+        for tensor, choice in rank.tensors.items()
+        if choice.reason.startswith(LOSES_BITS)
+    }
+    if lossy:
+        _log.warning(
+            "%s: %d tensors are %s. Each that changes is loaded whole, and storage holds only what the "
+            "loader makes of a version; serve the dtype that the trainer publishes, e.g. --dtype bfloat16",
+            name, len(lossy), "; ".join(sorted(set(lossy.values()))),
+        )  # fmt: skip

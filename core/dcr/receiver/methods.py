@@ -9,11 +9,10 @@ from dcr.receiver.casts import readable
 from dcr.receiver.landing import Landing
 from dcr.receiver.padding import Padding, paddings
 from dcr.receiver.placement import PlacementTable
-from dcr.receiver.rank import Method, RankPath, RankPlacement
+from dcr.receiver.rank import FORCED, LOSES_BITS, Method, RankPath, RankPlacement
 from dcr.receiver.scatter.placed import PlacedTensors, place
 
 MethodName: TypeAlias = Literal["auto", "hook"]
-_FORCED = "the dispatch hook was asked for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +67,11 @@ def _path(table: PlacementTable, name: str, method: MethodName) -> RankPath:
     path = table.paths[name]
     if path.method is not Method.LEARNED:
         return path
-    if not all(_reads_back(table.specs[name], landing) for landing in table.landings[name]):
-        return replace(path, method=Method.WHOLE, reason="stored in a form that loses bits")
+    lossy = {str(it.dtype) for it in table.landings[name] if not _reads_back(table.specs[name], it)}
+    if lossy:
+        return replace(path, method=Method.WHOLE, reason=f"{LOSES_BITS}: {', '.join(sorted(lossy))}")
     if method == "hook" and name in table.copies:
-        return replace(path, method=Method.HOOK, reason=_FORCED)
+        return replace(path, method=Method.HOOK, reason=FORCED)
     return path
 
 

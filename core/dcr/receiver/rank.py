@@ -34,6 +34,12 @@ PartTable: TypeAlias = dict[str, PartDigests]
 """Canonical name, aliases included -> what a rank holds of it; names that it does not hold are absent."""
 
 
+LOSES_BITS = "stored in a form that loses bits"
+"""How the reason of a WHOLE tensor begins whose stored form cannot be undone; its dtype follows."""
+FORCED = "the dispatch hook was asked for"
+"""The reason of a HOOK tensor that could be LEARNED."""
+
+
 class Method(StrEnum):
     """How changes of one tensor reach this rank's storage.
 
@@ -46,6 +52,14 @@ class Method(StrEnum):
     HOOK = "hook"
     WHOLE = "whole"
     NONE = "none"
+
+
+def is_read_back(method: str, reason: str) -> bool:
+    """Whether a digest of such a tensor is one of storage; else a host copy is digested.
+
+    Of the others storage is proven to hold what the loader makes of the host copy.
+    """
+    return method == Method.LEARNED or (method == Method.HOOK and reason == FORCED)
 
 
 @dataclass(frozen=True, slots=True)

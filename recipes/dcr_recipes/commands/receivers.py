@@ -1,20 +1,31 @@
 """Audit of live receivers against the record (DESIGN B6): no weight is moved."""
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dcr.commit.control_plane.base import ControlPlane
 from dcr.commit.remote import Caller
 from dcr.errors import AttemptFailed, ConfigError, IntegrityError, RefitError, Unreachable
-from dcr.model import AuditDigest, AuditTable, Catalogue, CommitRecord, ReceiverAudit, from_json
+from dcr.model import (
+    AuditDigest,
+    AuditTable,
+    Catalogue,
+    CommitRecord,
+    ReceiverAudit,
+    ReceiverDiagnosis,
+    from_json,
+)
+from dcr.receiver.rank import is_read_back
 from dcr_recipes.commands.findings import Finding, failed, proven
 
 if TYPE_CHECKING:
     from dcr.refit import Site
 
 _ANSWER_S = 120.0
+_SHOWN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +79,51 @@ class Auditor:
             return [failed(name, f"nothing to compare it with: {err}", version=record.version)]
         wrong = differing(audit.table, table, catalogue)
         if not wrong:
-            detail = f"all {len(audit.table)} resident tensors are version {record.version}, bit for bit"
-            return [proven(name, detail)]
+            indirect = self._not_read_back(name)
+            return [proven(name, in_words(audit.table, indirect, catalogue, record.version))]
         return [failed(name, why, tensor=tensor, version=record.version) for tensor, why in wrong]
+
+    def _not_read_back(self, name: str) -> dict[str, str] | None:
+        """Tensor -> reason, of those whose host copy is read back and not storage; None: nobody says."""
+        try:
+            diagnosis: ReceiverDiagnosis = self.caller(name, "diagnose", ReceiverDiagnosis, _ANSWER_S, {})
+        except RefitError:
+            return None
+        return {
+            tensor: choice.reason
+            for rank in diagnosis.ranks
+            for tensor, choice in rank.tensors.items()
+            if not is_read_back(choice.method, choice.reason)
+        }
+
+
+def in_words(
+    names: Iterable[str], indirect: Mapping[str, str] | None, catalogue: Catalogue, version: int
+) -> str:
+    """What is proven of resident ``names``; of those in ``indirect``, not by reading storage back."""
+    if indirect is None:
+        digests = f"{counted(names, catalogue)} have the audit digests of version {version}"
+        return f"{digests}; whether storage itself was read back is not known: no diagnosis"
+    parts = []
+    if plain := [name for name in names if name not in indirect]:
+        are = "is" if len(plain) == 1 else "are"
+        parts.append(f"{counted(plain, catalogue)} {are} version {version}, bit for bit")
+    if rest := [name for name in names if name in indirect]:
+        reasons = Counter(indirect[name] for name in rest).most_common()
+        shown = "; ".join(reason for reason, _ in reasons[:_SHOWN])
+        more = f"; and {len(reasons) - _SHOWN} more reasons" if len(reasons) > _SHOWN else ""
+        copied = f"{counted(rest, catalogue)} by a host copy ({shown}{more})"
+        parts.append(f"{copied}: storage holds what the loader makes of version {version}")
+    return "; ".join(parts)
+
+
+def counted(names: Iterable[str], catalogue: Catalogue) -> str:
+    """How many tensors ``names`` are, tied names apart."""
+    specs, found = catalogue.by_name(), set(names)
+    num = len({specs[name].name for name in found})
+    tied = len(found) - num
+    words = "1 tensor" if num == 1 else f"{num} tensors"
+    return words + (f" and {tied} tied name{'s' if tied > 1 else ''}" if tied else "")
 
 
 def differing(found: AuditTable, wanted: AuditTable, catalogue: Catalogue) -> list[tuple[str, str]]:
