@@ -103,7 +103,8 @@ def test_the_command_writes_weights_and_configuration(
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["files"]) == (2, [SINGLE])
     assert same(load_file(out / SINGLE), made.history, 2)
-    assert json.loads((out / "config.json").read_text())["model_type"] == "llama"
+    written = json.loads((out / "config.json").read_text())
+    assert (written["model_type"], written["dtype"]) == ("llama", "bfloat16")
     assert main(["export", made.root, "--out", str(out)]) == 2
     assert "exists" in capsys.readouterr().err
     assert main(["export", made.root, "--out", str(tmp_path / "other"), "--version", "9"]) == 2

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from dcr_recipes.commands.arguments import add_json, add_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dcr.model import Catalogue
 
 _MIB = 1 << 20
 _FILE_MIB = 2048
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             archive, record, catalogue,
             out=args.out.absolute(), file_bytes=args.file_mib * _MIB, advance=advance,
         )  # fmt: skip
-    _add_configuration(opened.config.model, args.out)
+    _add_configuration(opened.config.model, catalogue, args.out)
     told: dict[str, Any] = {
         "version": version,
         "out": str(args.out),
@@ -86,19 +89,31 @@ def _words(told: dict[str, Any]) -> str:
     )
 
 
-def _add_configuration(model: str, out: Path) -> None:
-    """What stands beside the weights in the checkpoint that the run started from."""
+def _add_configuration(model: str, catalogue: "Catalogue", out: Path) -> None:
+    """What stands beside the weights in the checkpoint that the run started from.
+
+    A model without one has the configuration that it was built from, with the catalogue's dtype.
+    """
     import shutil
 
     from dcr_recipes.models.build import served_config
 
     served = served_config(model)
     if not isinstance(served, Path):
+        served.dtype = _dtype(catalogue)
         served.save_pretrained(out)
         return
     for path in sorted(served.iterdir()):
         if path.is_file() and not path.name.endswith(_WEIGHTS):
             shutil.copyfile(path, out / path.name)
+
+
+def _dtype(catalogue: "Catalogue") -> str:
+    """The floating dtype that most of the weights have, by bytes."""
+    num_bytes: Counter[str] = Counter()
+    for spec in catalogue.tensors:
+        num_bytes[spec.dtype] += spec.num_bytes if "float" in spec.dtype else 0
+    return num_bytes.most_common(1)[0][0]
 
 
 class _Bar:
