@@ -51,6 +51,12 @@ def test_a_wrong_key_is_the_configuration(status: int) -> None:
     with closing(client(app, token="mine")) as server, pytest.raises(ConfigError, match="refuses the key"):
         server.post("/there")
     assert app.key == "Bearer mine"
+    with (
+        closing(client(app)) as server,
+        pytest.raises(ConfigError, match=r"no token was given; pass .*token="),
+    ):
+        server.post("/there")
+    assert app.key is None
 
 
 @pytest.mark.parametrize("status", [307, 400, 500, 503])

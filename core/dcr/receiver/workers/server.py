@@ -123,10 +123,15 @@ class EngineServer:
             raise ConfigError(f"{self._client.base_url} has no {path}: start the server with {needs}")
         said = f"{where}: {answer.status_code}: {answer.text[:_SHOWN]}"
         if answer.status_code in _REFUSED:
-            raise ConfigError(f"{said}: the server refuses the key; its routes of control need its own")
+            raise ConfigError(f"{said}: {self._refused()}")
         if not answer.is_success:
             raise Unreachable(said)
         return answer
+
+    def _refused(self) -> str:
+        if "Authorization" not in self._client.headers:
+            return "no token was given; pass the server's (admin) API key as token="
+        return "the server refuses the key; its routes of control need its own"
 
 
 def _parsed(url: str) -> httpx.URL:
