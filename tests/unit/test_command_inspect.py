@@ -108,3 +108,10 @@ def test_other_files_are_named_and_the_rest_is_shown(
     captured = capsys.readouterr()
     assert [line.split(": ")[1] for line in captured.err.splitlines()] == bad
     assert [report["kind"] for report in json.loads(captured.out)["files"]] == ["manifest"]
+
+
+def test_a_folder_is_told_what_to_name_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}: Is a directory; name payload files below RUN/store\n"
+    )

@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
             reports.append({"file": str(path), **describe(path)})
         except (PayloadError, OSError) as err:
             reason = err.strerror if isinstance(err, OSError) else str(err)
-            print(f"error: {path}: {reason}", file=sys.stderr)
+            hint = "; name payload files below RUN/store" if isinstance(err, IsADirectoryError) else ""
+            print(f"error: {path}: {reason}{hint}", file=sys.stderr)
             code = EXIT_BAD_FILE
     if args.json:
         print(json.dumps({"files": reports, "total": sum_up(reports)}, indent=2))
