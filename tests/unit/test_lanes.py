@@ -10,7 +10,7 @@ from dcr.errors import ConfigError
 from dcr_recipes.compose import compose, load, save
 from dcr_recipes.config import RunConfig
 from dcr_recipes.launch.driver import run, specs
-from dcr_recipes.launch.lanes import check_lanes, interpreter
+from dcr_recipes.launch.lanes import _missing, check_lanes, interpreter
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.runtime.arguments import OWNED, engine_arguments, environment
 
@@ -51,10 +51,47 @@ def test_a_missing_lane_is_noticed_before_anything_is_started(
     (tmp_path / "python").touch()
     with pytest.raises(ConfigError, match=r"runtime\.interpreter: .*python is no program"):
         check_lanes(_vllm(f"runtime.interpreter={tmp_path / 'python'}"))
-    check_lanes(_vllm(f"runtime.interpreter={sys.executable}"))
     check_lanes(compose([]))
     with pytest.raises(ConfigError, match=r"trainer=megatron: .*install it with: make setup-megatron"):
         check_lanes(compose(["model=tiny", "trainer=megatron"]))
+
+
+def _python(folder: Path, body: str) -> Path:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("missing", ["vllm", "dcr_recipes", "dcr_recipes vllm"])
+def test_an_environment_without_its_packages_is_noticed_before_anything_is_started(
+    tmp_path: Path, missing: str
+) -> None:
+    python = _python(tmp_path, f"echo {missing}")
+    words = ["model=tiny", "runtime=vllm", f"runtime.interpreter={python}", f"run_dir={tmp_path / 'run'}"]
+    said = rf"runtime=vllm: {python} cannot import {missing.replace(' ', ' and ')}; .*make setup-vllm"
+    with pytest.raises(ConfigError, match=said):
+        run(words, Console())
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_environment_is_asked_for_driver_and_engine(tmp_path: Path) -> None:
+    python = _python(tmp_path, f"""shift 2; echo "$*" >> {tmp_path / "asked"}""")
+    check_lanes(_vllm(f"runtime.interpreter={python}"))
+    check_lanes(compose(["model=tiny", f"runtime.interpreter={python}"]))
+    check_lanes(compose(["model=tiny", "trainer=megatron", f"trainer.interpreter={python}"]))
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        "dcr_recipes vllm",
+        "dcr_recipes",
+        "dcr_recipes megatron",
+    ]
+
+
+def test_what_a_real_python_lacks_is_found(tmp_path: Path) -> None:
+    assert _missing(Path(sys.executable), ["dcr_recipes", "no_such_package"]) == "no_such_package"
+    assert _missing(Path(sys.executable), ["dcr_recipes"]) == ""
+    with pytest.raises(ConfigError, match="does not run as a Python"):
+        _missing(_python(tmp_path, "exit 3"), ["dcr_recipes"])
 
 
 def test_trainer_processes_run_in_their_lane(tmp_path: Path) -> None:

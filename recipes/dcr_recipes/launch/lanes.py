@@ -1,6 +1,7 @@
 """Which Python a process runs in: frameworks' pins and the driver's cannot meet in one."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from dcr_recipes.runtime import arguments, sglang_arguments
 from dcr_recipes.runtime.engines import kinds, of_kind
 
 _LANES = {"vllm": ".venv-vllm", "sglang": ".venv-sglang", "megatron": ".venv-megatron"}
-"""By the name of a runtime or trainer; ``make setup-NAME`` installs it."""
+"""By the name of a runtime or trainer; ``make setup-NAME`` installs it, with the package of that name."""
+_FIND = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
+_FIND_S = 120.0
 
 
 def interpreter(side: RuntimeConfig | TrainerConfig) -> Path:
@@ -22,7 +25,7 @@ def interpreter(side: RuntimeConfig | TrainerConfig) -> Path:
 
 
 def check_lanes(config: RunConfig) -> None:
-    """Notice a missing environment before anything is started.
+    """Notice a missing or unfinished environment before anything is started; imports no framework.
 
     Raises:
         ConfigError: says how to install it.
@@ -34,14 +37,34 @@ def check_lanes(config: RunConfig) -> None:
 
 def _check_lane(group: str, side: RuntimeConfig | TrainerConfig) -> None:
     python = interpreter(side)
-    if os.access(python, os.X_OK) and python.is_file():
+    if not os.access(python, os.X_OK) or not python.is_file():
+        if side.interpreter:
+            raise ConfigError(f"{group}.interpreter: {python} is no program; give the path of a Python")
+        raise ConfigError(f"{group}={side.name}: there is no {python}; {_remedy(group, side)}")
+    if python == Path(sys.executable) and side.name not in _LANES:
         return
-    if side.interpreter:
-        raise ConfigError(f"{group}.interpreter: {python} is no program; give the path of a Python")
-    raise ConfigError(
-        f"{group}={side.name}: there is no {python}; install it with: make setup-{side.name} "
-        f"(or name a Python that has it: {group}.interpreter=PATH)"
-    )
+    if missing := _missing(python, ["dcr_recipes", *([side.name] if side.name in _LANES else [])]):
+        raise ConfigError(f"{group}={side.name}: {python} cannot import {missing}; {_remedy(group, side)}")
+
+
+def _missing(python: Path, names: list[str]) -> str:
+    """Those of ``names`` that ``python`` has no package of, in words.
+
+    Raises:
+        ConfigError: it does not run.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", _FIND, *names], capture_output=True, text=True, timeout=_FIND_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as err:
+        raise ConfigError(f"{python} does not run as a Python: {err}") from err
+    return " and ".join(name for name in names if name in done.stdout.split())
+
+
+def _remedy(group: str, side: RuntimeConfig | TrainerConfig) -> str:
+    other = f"name a Python that has it: {group}.interpreter=PATH"
+    return f"install it with: make setup-{side.name} (or {other})" if side.name in _LANES else other
 
 
 def lane_environment(runtime: RuntimeConfig, role: str) -> dict[str, str]:
