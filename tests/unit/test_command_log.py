@@ -27,7 +27,7 @@ def test_versions_oldest_first(made: StoredRun, capsys: pytest.CaptureFixture[st
     assert [row["version"] for row in rows] == [0, 1, 2]
     assert [row["step"] for row in rows] == [0, 11, record.step]
     assert [row["attempt"] for row in rows] == ["0-0", "1-3", "2-6"]
-    assert [row["num_attempts"] for row in rows] == [1, 3, 3]  # this history leaves two numbers out each time
+    assert [row["num_attempts"] for row in rows] == [None] * 3
     assert [row["parent"] for row in rows] == [None, "0-0", "1-3"]
     assert [row["overwrite_only"] for row in rows] == [True, False, False]
     assert rows[-1]["audit"] == record.audit
@@ -41,6 +41,22 @@ def test_a_table_for_people(made: StoredRun, capsys: pytest.CaptureFixture[str])
     assert main(["log", made.root]) == 0
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("v0", "v2", "2-6", "overwrite", "mixed", "of dense"))
+
+
+def test_tries_are_those_of_the_metrics(made: StoredRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """This history leaves two attempt numbers out each time, and nothing failed."""
+    assert main(["log", made.root]) == 0
+    assert "tries" not in capsys.readouterr().out
+    rows = [{"version": 1, "step": 11, "refit/attempts": 1}, {"version": 2, "step": 12}]
+    made.folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["log", made.root]) == 0
+    _, head, *shown = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["version", "step", "attempt", "tries"]
+    assert [line.split()[:4] for line in shown] == [
+        ["v0", "0", "0-0", "-"],
+        ["v1", "11", "1-3", "1"],
+        ["v2", "2", "2-6", "-"],
+    ]
 
 
 def test_latency_and_bounds_of_versions_that_were_timed(

@@ -25,9 +25,10 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     parser = commands.add_parser(
         "log",
         help="list the versions of a run",
-        description="List the committed versions of a run, oldest first, from its archive. 'tries' counts the"
-        " attempts that a version took, 'anchor' is what its planes take where they are stored whole. Older"
-        " versions' steps are those of metrics.jsonl.",
+        description="List the committed versions of a run, oldest first, from its archive. 'tries', where"
+        " metrics.jsonl has it, counts the attempts that a refit took; attempt numbers may leave some out."
+        " 'anchor' is what a version's planes take where they are stored whole. Older versions' steps are"
+        " those of metrics.jsonl.",
     )
     add_run(parser)
     add_json(parser)
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     manifests = history(opened.site.archive, state.record)
     rows = rows_of(state.record, manifests, catalogue, steps_of(opened.folder.metrics))
     add_anchors(rows, opened.site.archive.retained().anchors)
+    add_attempts(rows, opened.folder.metrics)
     add_bounds(rows, opened.folder.metrics)
     if args.json:
         print(json.dumps({"run": state.run, "versions": rows, "active": _active(state)}, indent=2))
@@ -74,7 +76,6 @@ def rows_of(
                 "version": version,
                 "step": record.step if last else steps.get(version),
                 "attempt": str(manifest.attempt),
-                "num_attempts": manifest.attempt.number - parent[0].number if parent else 1,
                 "num_payloads": len(manifest.payloads),
                 "payload_bytes": sum(ref.num_bytes for ref in manifest.payloads),
                 "dense_bytes": catalogue.num_bytes,
@@ -96,6 +97,15 @@ def add_anchors(rows: list[Row], anchors: "Sequence[Anchor]") -> None:
         row["anchor_bytes"] = anchor.num_bytes if anchor else None
         if anchor is not None and row["step"] is None:
             row["step"] = anchor.step
+
+
+def add_attempts(rows: list[Row], metrics: Path) -> None:
+    """``num_attempts`` that each version's refit took; None if ``metrics`` does not say."""
+    from dcr_recipes.summary import MetricsLog
+
+    known = {row["version"]: row.get("refit/attempts") for row in MetricsLog(metrics).rows()}
+    for row in rows:
+        row["num_attempts"] = known.get(row["version"])
 
 
 def steps_of(metrics: Path) -> dict[int, int]:
@@ -147,8 +157,9 @@ def _table(rows: list[Row]) -> "Table":
     from dcr_recipes.launch.figures import size
 
     timed, anchored = shown(rows), any(row["anchor_bytes"] for row in rows)
+    tried = ["tries"] if any(row["num_attempts"] is not None for row in rows) else []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("version", "step", "attempt", "tries", "payloads", "sent", "of dense", "changed"):
+    for column in ("version", "step", "attempt", *tried, "payloads", "sent", "of dense", "changed"):
         table.add_column(column, justify="right", no_wrap=True)
     if anchored:
         table.add_column("anchor", justify="right", no_wrap=True)
@@ -158,11 +169,11 @@ def _table(rows: list[Row]) -> "Table":
         table.add_column(column, no_wrap=True)
     for row in rows:
         anchor = [size(row["anchor_bytes"]) if row["anchor_bytes"] else "-"] if anchored else []
-        table.add_row(*_sent(row), *anchor, *cells(row, timed), *_named(row))
+        table.add_row(*_sent(row, tried), *anchor, *cells(row, timed), *_named(row))
     return table
 
 
-def _sent(row: Row) -> list[str]:
+def _sent(row: Row, tried: list[str]) -> list[str]:
     """Which version it is, and what it took."""
     from dcr_recipes.launch.figures import size
 
@@ -170,7 +181,7 @@ def _sent(row: Row) -> list[str]:
         f"v{row['version']}",
         _or_dash(row["step"]),
         row["attempt"],
-        str(row["num_attempts"]),
+        *(_or_dash(row["num_attempts"]) for _ in tried),
         str(row["num_payloads"]),
         size(row["payload_bytes"]),
         f"{100 * row['payload_bytes'] / max(row['dense_bytes'], 1):.2f}%",
