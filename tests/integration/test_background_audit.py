@@ -1,7 +1,7 @@
 """Background audit in a whole run: quiet through refits and kills; a flipped bit is found and repaired."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from dcr import observe
 from dcr.model import ReceiverState
 from dcr.receiver.lanes import lanes
+from dcr.testing.in_turn import decoding_in_turn
 from dcr.testing.world import RECEIVERS, World, crashing
 
 _log = logging.getLogger(__name__)
@@ -23,11 +24,12 @@ POINTS = (
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr("os.fsync", lambda _: None)
     made = World(tmp_path, slice_bytes=256)
     made.create()
-    return made
+    with decoding_in_turn():  # scans come at points of the fetching too, in the thread that holds the lock
+        yield made
 
 
 def scanning(world: World) -> Callable[[observe.Event], None]:

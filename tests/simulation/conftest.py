@@ -6,6 +6,7 @@ import pytest
 
 from dcr.source import tracker_index
 from dcr.source.tracker_file import TrackerFile
+from dcr.testing.in_turn import decoding_in_turn
 from tests.simulation.stores import TRACKER_DISKS
 
 
@@ -19,6 +20,13 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
         logging.disable(logging.CRITICAL)  # every fault is warned of
         yield
         logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_at_a_time() -> Iterator[None]:
+    """What happens follows from the seed alone."""
+    with decoding_in_turn():
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
