@@ -1,33 +1,20 @@
 """Calls of an engine in this process that end late: in their order, and each with its own answer."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from tests.loops import running_loop
 
 from dcr.errors import IntegrityError, Unreachable
 from dcr.receiver.workers.loop import EngineLoop
 
 
-async def _end_tasks() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    thread = threading.Thread(target=made.run_forever)
-    thread.start()
-    yield made
-    asyncio.run_coroutine_threadsafe(_end_tasks(), made).result(10)
-    made.call_soon_threadsafe(made.stop)
-    thread.join()
-    made.close()
+    with running_loop() as made:
+        yield made
 
 
 class Engine:

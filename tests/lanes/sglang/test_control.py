@@ -11,6 +11,7 @@ import pytest
 import sglang.srt.managers.io_struct  # noqa: F401 -- before a call has a deadline
 from sglang.srt.managers.communicator import FanOutCommunicator
 from sglang.srt.utils import MultiprocessingSerializer
+from tests.loops import running_loop
 
 from dcr.errors import Unreachable
 from dcr.model import to_json
@@ -63,23 +64,10 @@ class Scheduler:
         write_answer(control.file(0), Answer(0, value=method))
 
 
-async def _end_tasks() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    thread = threading.Thread(target=made.run_forever)
-    thread.start()
-    yield made
-    asyncio.run_coroutine_threadsafe(_end_tasks(), made).result(10)
-    made.call_soon_threadsafe(made.stop)
-    thread.join()
-    made.close()
+    with running_loop() as made:
+        yield made
 
 
 def calls(method: str) -> str:
