@@ -1,6 +1,7 @@
 """What a run on real processes leaves in its folder; a runtime is killed in the middle of a refit."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -87,6 +88,8 @@ def test_pictures_are_there_and_the_output_is_plain(run: tuple[RunFolder, str]) 
     }  # fmt: skip
     assert min(pictures.values()) > 10_000
     assert "\x1b" not in shown
-    for part in ("owner-0: loading the model", f"{STEPS}/{STEPS}", "restarted", "plots/reward.png"):
+    for part in (f"{STEPS}/{STEPS}", "restarted", "plots/reward.png"):
         assert part in shown, part
+    # which phases are seen is chance: each is looked up a few times a second, and some are shorter
+    assert re.search(r"^ +\d+\.\d s  owner-0: \w", shown, re.MULTILINE)
     assert "at least 10% of the tensors" in " ".join(shown.split())
