@@ -223,6 +223,31 @@ def test_rows_of_tensors_too_large_to_have(data: st.DataObject) -> None:
     does_what_a_loop_does(COMPILED, case)
 
 
+@st.composite
+def crowded(draw: st.DrawFn) -> Case:
+    """A part of the columns of a matrix, and so many changes that every row has some dozens of them."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rows, pitch, step = draw(st.integers(2, 6)), draw(st.integers(30, 90)), draw(st.integers(1, 2))
+    columns = draw(st.integers(1, pitch - 1))
+    first = draw(st.integers(0, pitch - columns))
+    far_pitch = columns * step + draw(st.integers(0, 3))
+    box = Box((rows, columns), first, (pitch, 1), draw(st.integers(0, 3)), (far_pitch, step))
+    size = rows * pitch
+    at = np.flatnonzero(rng.random(size) < draw(st.sampled_from([0.5, 0.9, 1.0])))
+    action = draw(st.sampled_from(list(Action)[:3]))
+    memory = [_noise(rng, 2, box.dst_last + 1 + draw(st.integers(0, 3)))]
+    return Case(
+        2, [Route("t", size, 2, ((box, 0),))], [Entries(0, action, at, _bits(rng, 2, at.size))], memory
+    )
+
+
+@few
+@given(crowded())
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_rows_with_many_changes_each(case: Case) -> None:
+    does_what_a_loop_does(COMPILED, case)
+
+
 @few
 @given(cases(), st.data())
 def test_a_range_reads_as_its_positions_do(case: Case, data: st.DataObject) -> None:
@@ -252,12 +277,14 @@ def test_clip_keeps_exactly_the_range(box: Box, start: int, length: int) -> None
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 @few
-@given(cases(), st.data())
+@given(cases() | crowded(), st.data())
 def test_no_item_writes_outside_its_boxes(engine: Engine, case: Case, data: st.DataObject) -> None:
     """Positions that no codec would let through: unordered, negative, past the end."""
     plan, memory = case.plan()
     far_out = st.integers(-(2**40), 2**40) | st.integers(-3, 200)
     at = np.array(data.draw(st.lists(far_out, max_size=20)), dtype=np.int64)
+    if data.draw(st.booleans()):  # many of them, and in no order
+        at = np.random.default_rng(0).permutation(np.concatenate([at, np.arange(-9, 600)]))
     values = np.zeros(at.size, dtype=of_width(case.width))
     engine.scatter(plan, [Entries(0, Action.SET, at, values)])
     allowed: list[set[int]] = [set() for _ in memory]

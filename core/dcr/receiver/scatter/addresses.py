@@ -29,27 +29,3 @@ def pointer(typing_context: Any, address: Any, like: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
     return to(types.int64, like), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def at_address(typing_context: Any, address: Any, like: Any) -> Any:
-    """The element of the type of ``like`` at ``address``."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_data_type(like.dtype).as_pointer()
-        return builder.load(builder.inttoptr(args[0], kind))
-
-    return like.dtype(types.uint64, like), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def store_at(typing_context: Any, address: Any, value: Any, like: Any) -> Any:
-    """Write ``value`` at ``address`` as an element of the type of ``like``: sums of small ones are large."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_data_type(like.dtype).as_pointer()
-        number = context.cast(builder, args[1], value, like.dtype)
-        builder.store(number, builder.inttoptr(args[0], kind))
-        return context.get_dummy_value()
-
-    return types.void(types.uint64, value, like), generate

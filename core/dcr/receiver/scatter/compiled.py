@@ -3,7 +3,7 @@
 Records are those of ``plan`` and of ``numba_engine.ITEM``. An index computed from a position is compared
 with the sizes of its box before it is used, and a box lies within its storage (``compile_plan``): what
 an item says never decides whether a write stays inside. All indices are unsigned, which spares numba's
-wrap of negative ones. Positions are resolved in blocks that stay in the first-level cache, so that
+wrap of negative ones. Positions are resolved in blocks that stay in the second-level cache, so that
 reading and writing storage is a bare loop whose misses overlap.
 
 ``spot`` is a box with the dimensions of all boxes, ``work`` what ``_work`` makes. Shape legend: E entries.
@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from dcr.receiver.scatter.addresses import at_address, kept, pointer, store_at
+from dcr.receiver.scatter.addresses import kept, pointer
 
 carray: Any = import_module("numba").carray  # its types do not say what it exports
 
 _U = np.uint64
-_BLOCK = 256
+_BLOCK = 4096
+"""Positions resolved at once: writes wait for memory, and small stores between them would wait with them."""
+_MANY = 12
+"""Positions a row from which it is quicker to go row by row: fewer, and guessing where it ends costs more."""
 _FAR = 1 << 48
 _MORE = 1 + 2.0**-50
 """Errors of a quotient below 2^48 in double precision are less, and together make less than one."""
@@ -83,32 +86,6 @@ def _rows(positions: Any, spot: Any, work: Any) -> Any:
 
 
 @kept
-def _aim_rows(positions: Any, spot: Any, work: Any, first: Any, width: Any) -> Any:
-    """As ``_rows`` of rows of neighbours, but addresses, ``first`` being that of the box's first element.
-
-    What lies outside is aimed at a spare place, so that writing is a bare loop too; how many lie inside.
-    """
-    box, dims = spot
-    addresses, _, spare, _ = work
-    outer, inner = dims[box.dim], dims[box.dim + 1]
-    pitch, num_rows, row_bytes = np.int64(outer.src), _U(outer.size), _U(outer.dst) * width
-    size, step_bytes = _U(inner.size), _U(inner.dst) * width
-    inverse, count, nowhere = _MORE / np.float64(pitch), _U(0), _U(spare.ctypes.data)
-    for i in range(_U(positions.size)):
-        at = np.int64(positions[i]) - np.int64(box.src)
-        row = np.int64(np.float64(at) * inverse)
-        at -= row * pitch
-        over = np.int64(at < 0)
-        row -= over
-        at += over * pitch
-        inside = (_U(at) < size) & (_U(row) < num_rows)
-        aim = first + _U(row) * row_bytes + _U(at) * step_bytes
-        addresses[i] = aim if inside else nowhere
-        count += _U(inside)
-    return count
-
-
-@kept
 def _any(positions: Any, spot: Any, work: Any) -> Any:
     """The same in any box."""
     box, dims = spot
@@ -151,19 +128,6 @@ def _put(resident: Any, values: Any, offsets: Any, taken: Any, action: Any) -> N
 
 
 @kept
-def _put_aimed(addresses: Any, values: Any, action: Any) -> None:
-    if action == _SET:
-        for i in range(_U(values.size)):
-            store_at(addresses[i], values[i], values)
-    elif action == _XOR:
-        for i in range(_U(values.size)):
-            store_at(addresses[i], at_address(addresses[i], values) ^ values[i], values)
-    elif action == _ADD:
-        for i in range(_U(values.size)):
-            store_at(addresses[i], at_address(addresses[i], values) + values[i], values)
-
-
-@kept
 def _set_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
     """Positions of a run that is stored as a run, which is most of every model: no block between."""
     count, size = _U(0), _U(resident.size)
@@ -198,6 +162,39 @@ def _add_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
 
 
 @kept
+def _set_rows(resident: Any, positions: Any, values: Any, spot: Any) -> Any:
+    """Positions of rows of neighbours, row by row: where a row ends is found by looking; how many lie inside.
+
+    Not for changes that are combined with what is there: those wait for memory where a guess was wrong.
+    """
+    box, dims = spot
+    outer, inner = dims[box.dim], dims[box.dim + 1]
+    pitch, num_rows, row_step = _U(outer.src), _U(outer.size), _U(outer.dst)
+    size, step = _U(inner.size), _U(inner.dst)
+    i, num, count = _U(0), _U(positions.size), _U(0)
+    while i < num:
+        row = (_U(positions[i]) - _U(box.src)) // pitch
+        if row >= num_rows:
+            i += _U(1)
+            continue
+        start, offset, since = _U(box.src) + row * pitch, _U(box.dst) + row * row_step, i
+        while i < num and _U(positions[i]) - start < size:
+            resident[offset + (_U(positions[i]) - start) * step] = values[i]
+            i += _U(1)
+        count += i - since
+        while i < num and size <= _U(positions[i]) - start < pitch:
+            i += _U(1)
+    return count
+
+
+@kept
+def _is_crowded(positions: Any, spot: Any) -> Any:
+    """Whether it is a box of rows of neighbours with many positions each."""
+    box, dims = spot
+    return box.rank == 2 and dims[box.dim + 1].src == 1 and positions.size >= _MANY * dims[box.dim].size
+
+
+@kept
 def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any, work: Any) -> Any:
     """Write what lies in one box; how many elements."""
     box, dims = spot
@@ -208,19 +205,14 @@ def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any,
         if action == _XOR:
             return _xor_run(run, positions, values, _U(box.src))
         return _add_run(run, positions, values, _U(box.src))
+    if action == _SET and _is_crowded(positions, spot):
+        return _set_rows(resident, positions, values, spot)
     offsets, taken, _, _ = work
-    by_rows = box.rank == 2 and dims[box.dim + 1].src == 1 and box.last - box.src < _FAR
-    first = _U(resident.ctypes.data) + _U(box.dst) * _U(values.itemsize)
     total = _U(0)
     for start in range(0, positions.size, _BLOCK):
-        block, some = positions[start : start + _BLOCK], values[start : start + _BLOCK]
-        if by_rows:
-            total += _aim_rows(block, spot, work, first, _U(values.itemsize))
-            _put_aimed(offsets, some, action)
-        else:
-            count = _resolve(block, spot, work)
-            _put(resident, some, offsets[:count], taken, action)
-            total += count
+        count = _resolve(positions[start : start + _BLOCK], spot, work)
+        _put(resident, values[start : start + _BLOCK], offsets[:count], taken, action)
+        total += count
     return total
 
 
