@@ -6,7 +6,6 @@ import pytest
 from tests.unit.receiver_sites import Site, opened
 
 from dcr.errors import AttemptFailed
-from dcr.receiver import written
 from dcr.receiver.written import Written
 
 
@@ -55,7 +54,10 @@ def test_what_is_decoded_stays_below_the_bound(site: Site) -> None:
     attempt, refs = opened(site, 1, 2)
     site.agent.pump()
     kept = held(site)
-    sizes = [written._entry_bytes(taken.payload) for taken in kept._decoded]
+    sizes = [
+        sum(item.locations.nbytes + item.values.nbytes for item in taken.payload.items)
+        for taken in kept._decoded
+    ]
     bounded = Written(kept._limits, sum(sizes) - 1)
     for taken in kept._decoded:
         bounded.add(taken, allow_xor=True)
