@@ -41,7 +41,7 @@ class HttpServed:
 
     def asked(self, prompt: Sequence[int]) -> httpx.Response:
         """What the server says to a short request, whatever it is."""
-        return httpx.post(f"{self.url}/generate", json=_request(prompt, 4), timeout=300)
+        return asked(self.url, prompt)
 
     def ask(self, prompt: Sequence[int], num_tokens: int = 12) -> Said:
         """See ``Served``."""
@@ -76,6 +76,11 @@ class HttpServed:
         told = last["meta_info"]
         spans = [(str(s["version"]), int(s["start"]), int(s["end"])) for s in told["weight_versions"]]
         return Said(last["output_ids"], int(told["cached_tokens"]), spans)
+
+
+def asked(url: str, prompt: Sequence[int]) -> httpx.Response:
+    """What the server says to a short request, whatever it is."""
+    return httpx.post(f"{url}/generate", json=_request(prompt, 4), timeout=300)
 
 
 def _request(prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:

@@ -1,8 +1,12 @@
 """``dcr grpo`` with an engine: one seed gives one run, whether refits are deltas or dense or workers die."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,10 @@ KILLS = (
     ["faults.kill=[runtime-1.rank-0:receiver.item.after:3:1]"],  # in mid-apply of the first refit
     ["faults.kill_runtime_every=2"],
 )
+
+_START_S = 600
+_MANY_STEPS = 100_000
+"""More than any test waits for."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,50 @@ def finished(folder: Path, *words: str) -> Finished:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return Finished(folder, json.loads((folder / "summary.json").read_text()), rows, done.stdout)
+
+
+@contextmanager
+def live(folder: Path, *words: str) -> Iterator[None]:
+    """A run of the tiny model in ``folder`` after its first refit; interrupted at the end."""
+    argv = [
+        *(str(DRIVER), "-m", "dcr_recipes.cli", "grpo", "model=tiny", f"run_dir={folder}"),
+        *(f"steps={_MANY_STEPS}", *words),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        argv,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored in a background shell's jobs
+    )
+    try:
+        end = time.monotonic() + _START_S
+        while not num_steps(folder):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < end, "no refit has come"
+            time.sleep(0.5)
+        yield
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=120)
+
+
+def num_steps(folder: Path) -> int:
+    """Steps that a run has reported so far."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def asked(command: str, folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and answer of a command about a run."""
+    argv = [str(DRIVER), "-m", "dcr_recipes.cli", command, str(folder), "--json", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.stdout, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return done.returncode, answer
 
 
 def assert_same(ours: Finished, theirs: Finished) -> None:

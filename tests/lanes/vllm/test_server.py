@@ -32,7 +32,7 @@ NUM_TOKENS = 3800
 
 
 @contextmanager
-def server(model: Path, log: Path) -> Iterator[str]:
+def server(model: Path, log: Path, *options: str) -> Iterator[str]:
     """A server as a user would start it (``vllm serve`` with vLLM's GPU package); yields its address."""
 
     def command(port: int) -> list[str]:
@@ -41,6 +41,7 @@ def server(model: Path, log: Path) -> Iterator[str]:
             *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "4", "--enforce-eager"),
             *("--kv-cache-memory-bytes", str(32 << 20), "--host", "127.0.0.1", "--port", str(port)),
             *("--worker-extension-cls", EXTENSION, "--enable-scale-out", "--middleware", MIDDLEWARE),
+            *options,
         ]
 
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
