@@ -41,7 +41,7 @@ def take_part(
     receiver = receiver_of(context, Workers(control, folder=folder.exchange), gate)(record)
     announce(context, Pump(receiver, idle_s=config.transport.poll_s).handlers())
     coordinator = place.coordinator(config.commit)
-    print(f"{name} is restored to version {record.version}, or to a later one", flush=True)
+    print(f"{name} is being restored to version {record.version} or a later one", flush=True)
     be_admitted(name, coordinator)
     print(f"{name} is admitted and serves", flush=True)
     repair = partial(be_admitted, name, coordinator)

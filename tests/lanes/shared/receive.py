@@ -30,7 +30,7 @@ def check_receive(
             with _receiving(run, engine, url, key) as process:
                 assert process.stdout is not None
                 told = [process.stdout.readline() for _ in range(2)]
-                assert told[0].startswith(f"{NAME} is restored to version "), told
+                assert told[0].startswith(f"{NAME} is being restored to version "), told
                 assert told[1] == f"{NAME} is admitted and serves\n"
                 _follows(run, url, status)
                 process.terminate()
