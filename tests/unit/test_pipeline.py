@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from dcr.config import CodecConfig
 from dcr.errors import AttemptFailed
 from dcr.indexmap import IndexMap
 from dcr.model import AttemptId, Encoding, PayloadRef
-from dcr.source import AffineTask
+from dcr.source import AffineTask, pipeline
 from dcr.source.construct import MIB, Chunk, chunks
 from dcr.source.pipeline import CheckLive, Stages, num_threads, run_pipeline
 from dcr.source.publish import Converted, Lane, Work, publish_payloads
@@ -145,6 +146,42 @@ def test_threads_are_counted_from_the_cores_unless_told() -> None:
     assert 2 <= num_threads(CodecConfig()) <= 8
     assert num_threads(CodecConfig(threads=1)) == 1
     assert num_threads(CodecConfig(threads=40)) == 40
+
+
+class _Late(Future[Any]):
+    """Has ended, but says so from the second look on: as if it ended just after the first."""
+
+    looks = 0
+
+    def done(self) -> bool:  # type: ignore[explicit-override]  # typing.override: 3.12
+        self.looks += 1
+        return self.looks > 1 and super().done()
+
+
+class _LateWorkers:
+    """Do what they are given at once."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        future = _Late()
+        future.set_result(call(*args))
+        return future
+
+
+@pytest.mark.parametrize("late", ["workers", "sender", "both"])
+@pytest.mark.parametrize("num_tasks", [1, 2, 7])
+def test_what_ends_between_two_looks_is_not_left_out(
+    late: str, num_tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller sees the last piece of work running, and nothing running when it looks again."""
+
+    @contextmanager
+    def crew(_: int) -> Iterator[pipeline._Crew]:
+        slow, quick = _LateWorkers(), pipeline._Inline()
+        yield pipeline._Crew(quick if late == "sender" else slow, quick if late == "workers" else slow)
+
+    monkeypatch.setattr(pipeline, "_crew", crew)
+    names = [[str(number)] for number in range(num_tasks)]
+    assert run_recording(per_task(num_tasks), codec(2)) == names
 
 
 # ---- memory ----

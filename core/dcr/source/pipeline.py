@@ -141,10 +141,14 @@ class _Flow(Generic[Converted, Encoded, Sent]):
         self._stopping = False
 
     def run(self, ahead: int) -> list[Sent]:
-        """Do whatever can be done, what is furthest along first, until all is sent."""
+        """Do whatever can be done, what is furthest along first, until all is sent.
+
+        What is pending is noted before anything is looked at: what ends meanwhile ends the wait.
+        """
         while True:
             if self._failed:
                 self._failed[0].result()
+            pending = self._pending()
             if (
                 self._collect_sent()
                 or self._send_next()
@@ -153,7 +157,6 @@ class _Flow(Generic[Converted, Encoded, Sent]):
                 or self._convert_next(ahead)
             ):
                 continue
-            pending = self._pending()
             if not pending:
                 return self._sent
             wait(pending, return_when=FIRST_COMPLETED)
