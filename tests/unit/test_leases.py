@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from dcr.commit.remote import Party
 from dcr.config import CommitConfig
@@ -57,6 +58,21 @@ def test_a_late_answer_does_not_shorten_it_and_nothing_revives_an_ended_one(
     assert lease.left_s() == 20.0
     lease.end()
     lease.extend(1000.0)
+    assert not lease.valid()
+
+
+def test_an_end_in_the_midst_of_an_extension_is_the_end(clock: Clock, lease: Lease) -> None:
+    ending = threading.Thread(target=lease.end)
+
+    class Granted(float):
+        @override
+        def __gt__(self, other: float) -> bool:
+            ending.start()
+            ending.join(0.2)
+            return super().__gt__(other)
+
+    lease.extend(Granted(clock.now + 30))
+    ending.join()
     assert not lease.valid()
 
 

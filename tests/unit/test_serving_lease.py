@@ -2,19 +2,22 @@
 
 import asyncio
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import httpx
 import pytest
 from typing_extensions import override
 
 from dcr.errors import ConfigError, Unreachable
+from dcr.receiver.lease import Lease
 from dcr.receiver.workers.server import EngineServer, Needs
 from dcr.receiver.workers.serving_lease import ROUTE, App, Message, Receive, Send, ServingLease
 from dcr_adapters.vllm import serving_lease as vllm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 
 NEEDS = Needs(control="--control", lease="--lease")
@@ -154,6 +157,72 @@ def test_what_the_client_says_is_heard() -> None:
     assert server.heard == ["http.request", "http.disconnect"]
 
 
+def heard_by(asks: "Callable[[Receive, asyncio.Queue[Message]], Awaitable[list[str]]]") -> list[str]:
+    """What an application under a lease hears that ``asks`` so; its client says what is put."""
+
+    async def run() -> list[str]:
+        said: asyncio.Queue[Message] = asyncio.Queue()
+        heard: list[str] = []
+
+        async def app(scope: Message, receive: Receive, send: Send) -> None:
+            heard.extend(await asks(receive, said))
+
+        async def send(_: Message) -> None:
+            pass
+
+        lease = ServingLease(app, (), clock=lambda: 0.0)
+        lease._until = 100.0
+        await lease({"type": "http", "path": "/v1/completions"}, said.get, send)
+        return heard
+
+    return asyncio.run(asyncio.wait_for(run(), 5))
+
+
+async def poll(receive: Receive) -> str:
+    """As Starlette's ``is_disconnected`` does: what is said without a pause, or nothing."""
+    said: Message = {}
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        said = await receive()
+    return str(said.get("type", ""))
+
+
+REQUEST: Message = {"type": "http.request", "body": b""}
+
+
+def test_a_client_that_left_is_seen_by_whoever_polls() -> None:
+    async def asks(receive: Receive, said: asyncio.Queue[Message]) -> list[str]:
+        said.put_nowait(REQUEST)
+        heard = [(await receive())["type"], await poll(receive)]
+        said.put_nowait({"type": "http.disconnect"})
+        await asyncio.sleep(0.01)
+        return heard + [await poll(receive) for _ in range(3)]
+
+    assert heard_by(asks) == ["http.request", ""] + ["http.disconnect"] * 3
+
+
+def test_what_came_for_one_who_was_cancelled_is_heard_by_the_next() -> None:
+    async def asks(receive: Receive, said: asyncio.Queue[Message]) -> list[str]:
+        said.put_nowait(REQUEST)
+        return [await poll(receive), (await receive())["type"]]
+
+    assert heard_by(asks) == ["", "http.request"]
+
+
+def test_the_end_of_the_lease_is_seen_by_whoever_polls() -> None:
+    server = Server()
+
+    async def late(scope: Message, receive: Receive, send: Send) -> None:
+        server.now += 100
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        server.heard.append(await poll(receive))
+
+    server.lease = ServingLease(late, (), clock=lambda: server.now)
+    server.lend(10)
+    assert statuses(server.ask("/v1/completions")) == [503]
+    assert server.heard == ["http.disconnect"]
+
+
 def test_websockets_too() -> None:
     server = Server()
     assert [message["type"] for message in server.ask("/v1/realtime", kind="websocket")] == [
@@ -203,6 +272,48 @@ def test_nothing_is_added_on_the_way(away: float) -> None:
     server.now = end
     assert statuses(server.ask("/v1/completions")) == [503]
     client.close()
+
+
+def test_a_lease_that_has_ended_is_heard_of_last() -> None:
+    """It ends while another thread's message, with what was left before, is on its way."""
+    lease = Lease(lambda: 1000.0)
+    lease.extend(1060.0)
+    under_way, heard_of_the_end = threading.Event(), threading.Event()
+    until: list[float] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            if not under_way.is_set():
+                under_way.set()
+                heard_of_the_end.wait(0.3)
+            until.append(json.loads(request.content)["until"])
+            if len(until) == 1:
+                heard_of_the_end.set()
+        return httpx.Response(200, json={"clock": 50.0, "start": "first"})
+
+    client = EngineServer("http://server", NEEDS, transport=httpx.MockTransport(answer))
+    watching = threading.Thread(target=client.lend, args=(lease.left_s,))
+    watching.start()
+    assert under_way.wait(30)
+    lease.end()
+    client.lend(lease.left_s)
+    watching.join()
+    client.close()
+    assert until == [110.0, 50.0]
+
+
+def test_what_is_lent_in_vain_is_over_when_that_is_known() -> None:
+    deadlines: list[float] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        deadlines.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, json={"clock": 50.0, "start": "first"})
+
+    client = EngineServer("http://server", NEEDS, transport=httpx.MockTransport(answer))
+    client.lend(lambda: 90.0)
+    client.close()
+    assert deadlines[0] < 60, "the next one to lend waits"
+    assert deadlines[1] >= 90.0
 
 
 def test_a_server_that_was_started_anew_is_lent_nothing() -> None:

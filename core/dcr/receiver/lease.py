@@ -24,6 +24,7 @@ class Lease:
 
     def __init__(self, clock: Callable[[], float] = serving_clock) -> None:
         self.clock = clock
+        self._lock = threading.Lock()  # so that nothing revives one that has ended
         self._until = float("-inf")
         self._ended = False
         self._wanted = threading.Event()
@@ -44,15 +45,17 @@ class Lease:
 
     def extend(self, until: float) -> None:
         """It is valid before ``until``, unless it was valid for longer, or has ended; waiters are woken."""
-        if not self._ended:
-            self._until = max(self._until, until)
+        with self._lock:
+            if not self._ended:
+                self._until = max(self._until, until)
         for listener in self._listeners:
             listener()
 
     def end(self) -> None:
         """It is valid no more, whatever is still granted: this process leaves. Idempotent."""
-        self._ended = True
-        self._until = float("-inf")
+        with self._lock:
+            self._ended = True
+            self._until = float("-inf")
 
     def want(self) -> None:
         """Somebody needs it now; ends a ``wait_wanted``."""

@@ -3,11 +3,11 @@
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any
 
 from dcr.commit.remote import Caller
 from dcr.errors import Unreachable
+from dcr.refit.aside import begun
 from dcr.transport.peers import Peers
 
 LOOK_AGAIN_S = 0.25
@@ -29,15 +29,9 @@ class FollowingCaller:
     ) -> Any:
         """See ``Caller``."""
         begun_at = self.peers.find(name)
-        answer: Future[Any] = Future()
-
-        def call() -> None:
-            try:
-                answer.set_result(self.caller(name, method, result, deadline_s, params))
-            except BaseException as err:  # noqa: BLE001 -- the waiting thread raises it
-                answer.set_exception(err)
-
-        Thread(target=call, name=f"{method} of {name}", daemon=True).start()
+        answer: Future[Any] = begun(
+            lambda: self.caller(name, method, result, deadline_s, params), f"{method} of {name}"
+        )
         while True:
             try:
                 return answer.result(LOOK_AGAIN_S)

@@ -65,8 +65,7 @@ class LeaseKeeper:
         """
         self._lease.end()
         self.close()
-        name, incarnation = self._receiver.name, self._receiver.incarnation
-        self._coordinator.now("leave", tuple[str, ...], _ANSWER_S, receiver=name, incarnation=incarnation)
+        leave(self._receiver, self._coordinator)
 
     def close(self) -> None:
         """Renew no more; idempotent. What is granted stays valid until it runs out or is ended."""
@@ -115,3 +114,9 @@ class LeaseKeeper:
         if failure != self._told:
             _log.warning("%s has no new lease: %s", self._receiver.name, failure)
         self._told = failure
+
+
+def leave(receiver: LeaseTaker, coordinator: Party) -> None:
+    """Have the run do without ``receiver`` at once. It answers no more and never will. Raises RefitError."""
+    name, incarnation = receiver.name, receiver.incarnation
+    coordinator.now("leave", tuple[str, ...], _ANSWER_S, receiver=name, incarnation=incarnation)

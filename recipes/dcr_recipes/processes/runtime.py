@@ -1,7 +1,8 @@
 """One serving instance, refitted by delta or by dense files."""
 
 import logging
-import time
+import threading
+from functools import partial
 
 from dcr import observe
 from dcr.commit.remote import Party
@@ -9,6 +10,7 @@ from dcr.errors import IntegrityError, RefitError, UnsupportedPath
 from dcr.model import ReceiverReport, ReceiverState
 from dcr.receiver.lease import Lease
 from dcr.refit import await_record
+from dcr.refit.aside import unless
 from dcr.refit.background import BackgroundAudit
 from dcr.refit.lease import LeaseKeeper
 from dcr_recipes.processes.border import Context, enter
@@ -55,19 +57,22 @@ def _serve_deltas(context: Context, port: int) -> None:
     BackgroundAudit(telling, rate, repair=lambda: be_admitted(context.name, coordinator))
 
 
-def be_admitted(name: str, coordinator: Party) -> None:
-    """Ask until this instance is clean: a transition in progress, or a restart, may come in between.
+def be_admitted(name: str, coordinator: Party, stop: threading.Event | None = None) -> None:
+    """Ask until this instance is clean, or ``stop`` is set; None: only a kill ends this process.
+
+    A transition in progress, or a restart, may come in between.
 
     Raises:
         IntegrityError: the committed version cannot be rebuilt or proven here.
         UnsupportedPath: the loader cannot take it.
     """
-    told = ""
-    while True:
+    stop, told = stop or threading.Event(), ""
+    deadline_s = coordinator.config.restore_deadline_s
+    ask = partial(coordinator.now, "admit", ReceiverReport, deadline_s, receiver=name)
+    while not stop.is_set():
         try:
-            deadline = coordinator.config.restore_deadline_s
-            report = coordinator.patiently("admit", ReceiverReport, deadline, receiver=name)
-            if report.state is ReceiverState.CLEAN:
+            report = unless(stop, ask, "admit")
+            if report is None or report.state is ReceiverState.CLEAN:
                 return
             failure = f"{report.state}({report.version})"
         except (IntegrityError, UnsupportedPath):
@@ -77,7 +82,7 @@ def be_admitted(name: str, coordinator: Party) -> None:
         if failure != told:
             logger.warning("%s is not admitted yet: %s", name, failure)
         told = failure
-        time.sleep(_PAUSE_S)
+        stop.wait(_PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from dcr.errors import Unreachable
+from dcr.receiver.workers.serving_lease import Message, ServingLease
 from dcr_adapters.sglang.messages import LOADER
 from dcr_adapters.sglang.routes import CONTROL, add_routes, serve_under_lease
 from dcr_adapters.sglang.steering import Steering
@@ -59,6 +60,35 @@ def test_routes_that_need_no_lease_are_sglang_s() -> None:
 
     known = {getattr(route, "path", "") for route in app.routes}
     assert {path for path in CONTROL if not path.startswith("/dcr/")} - known == {"/metrics"}
+
+
+def test_a_client_that_has_left_is_seen_through_the_lease() -> None:
+    """SGLang aborts what nobody waits for any more: it polls each request for that, by Starlette's method."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    said: asyncio.Queue[Message] = asyncio.Queue()
+    left: list[bool] = []
+
+    async def generate(request: Request) -> Response:
+        await request.body()
+        for _ in range(2):
+            left.append(await request.is_disconnected())
+            said.put_nowait({"type": "http.disconnect"})
+            await asyncio.sleep(0.01)
+        return Response()
+
+    async def send(_: Message) -> None:
+        pass
+
+    lease = ServingLease(Starlette(routes=[Route("/generate", generate, methods=["POST"])]), ())
+    lease._until = float("inf")
+    said.put_nowait({"type": "http.request", "body": b"{}"})
+    scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
+    asyncio.run(lease(scope, said.get, send))
+    assert left == [False, True]
 
 
 class Manager:

@@ -4,6 +4,7 @@ What every engine's ``HttpControl`` shares: one client and one classing of what 
 twice; a call that may have happened is for the protocol to repeat.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 _CONNECT_S = 10.0
 _IDLE_S = 1.0
 """Before the servers end connections that nobody uses: a call that meets the end of one would be lost."""
+_LEND_S = 30.0
+"""Half of a usual lease, for a message about one: whoever lends next waits until it is answered."""
 _SHOWN = 500
 """Characters of an answer in a message."""
 
@@ -33,7 +36,7 @@ class Needs:
 class EngineServer:
     """One server at ``url``. Thread-safe.
 
-    ``token``: its API key. ``deadline_s`` of each call. ``transport``: httpx's own by default.
+    ``token``: its API key. ``deadline_s`` of each call but ``lend``. ``transport``: httpx's own by default.
     """
 
     def __init__(
@@ -54,9 +57,9 @@ class EngineServer:
         self._needs = needs
         self._deadline_s = deadline_s
         self._start = ""
+        self._lending = threading.Lock()
         self._client = httpx.Client(
             base_url=_parsed(url),
-            timeout=httpx.Timeout(deadline_s, connect=min(deadline_s, _CONNECT_S)),
             headers=headers,
             limits=httpx.Limits(keepalive_expiry=_IDLE_S),
             transport=transport,
@@ -76,7 +79,7 @@ class EngineServer:
             ConfigError: the server has no such route, or refuses the key; the message says what it needs.
             Unreachable: anything else but success; what was asked may or may not have happened.
         """
-        return self._sent("POST", path, self._needs.control, query=query, body=body)
+        return self._sent("POST", path, self._deadline_s, query=query, body=body)
 
     def results(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """What the workers answer to ``path``, under ``results``. Raises as ``post``."""
@@ -89,9 +92,14 @@ class EngineServer:
     def lend(self, left_s: Callable[[], float]) -> None:
         """See ``Lends``. The server's clock is asked first, so nothing is added while messages travel.
 
-        Unreachable, too, once the server was started anew: nothing of what it serves is proven.
+        One at a time: what is left is looked at last by whoever is heard last. Unreachable, too, once the
+        server was started anew: nothing of what it serves is proven.
         """
-        answer = self._sent("GET", ROUTE, self._needs.lease)
+        with self._lending:
+            self._lend(left_s)
+
+    def _lend(self, left_s: Callable[[], float]) -> None:
+        answer = self._sent("GET", ROUTE, _LEND_S)
         clock, start = _field(answer, "clock"), _field(answer, "start")
         if not isinstance(clock, int | float) or not isinstance(start, str):
             raise Unreachable(f"GET {ROUTE}: no clock in {answer.text[:_SHOWN]!r}")
@@ -100,26 +108,29 @@ class EngineServer:
                 f"{self._client.base_url} was started anew and is lent nothing: admit it with another control"
             )
         self._start = start
-        until = clock + max(left_s(), 0.0)
-        self._sent("POST", ROUTE, self._needs.lease, body={"until": until, "start": start})
+        lent_s = max(left_s(), 0.0)
+        # what was lent in vain is over when that is known: it may be heard later, even after what comes next
+        self._sent("POST", ROUTE, max(_LEND_S, lent_s), body={"until": clock + lent_s, "start": start})
 
     def _sent(
         self,
         method: str,
         path: str,
-        needs: str,
+        deadline_s: float,
         *,
         query: dict[str, str] | None = None,
         body: dict[str, Any] | None = None,
     ) -> httpx.Response:
         where = f"{self._client.base_url}: {method} {path}"
+        timeout = httpx.Timeout(deadline_s, connect=min(deadline_s, _CONNECT_S))
         try:
-            answer = self._client.request(method, path, params=query, json=body)
+            answer = self._client.request(method, path, params=query, json=body, timeout=timeout)
         except httpx.TimeoutException as err:
-            raise Unreachable(f"{where}: {type(err).__name__}, deadline {self._deadline_s} s") from err
+            raise Unreachable(f"{where}: {type(err).__name__}, deadline {deadline_s} s") from err
         except httpx.HTTPError as err:
             raise Unreachable(f"{where}: {type(err).__name__}: {err}") from err
         if answer.status_code in _UNKNOWN:
+            needs = self._needs.lease if path == ROUTE else self._needs.control
             raise ConfigError(f"{self._client.base_url} has no {path}: start the server with {needs}")
         said = f"{where}: {answer.status_code}: {answer.text[:_SHOWN]}"
         if answer.status_code in _REFUSED:

@@ -83,43 +83,46 @@ class ServingLease:
             await _refuse(scope, receive, send)
             return
         exchange = _Exchange(self._valid, scope, receive, send)
-        watch = asyncio.ensure_future(exchange.watch())
         try:
             await self._app(scope, exchange.receive, exchange.send)
         finally:
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            await exchange.end()
 
 
 class _Exchange:
-    """One request: nothing leaves after the lease's end; what has begun is cut off, as if the client left."""
+    """One request: nothing leaves after the lease's end; what has begun is cut off, as if the client left.
+
+    To be ended by ``end``.
+    """
 
     def __init__(self, valid: Callable[[], bool], scope: Message, receive: Receive, send: Send) -> None:
         self._valid = valid
         self._is_http = scope["type"] == "http"
         self._receive = receive
         self._send = send
-        self._lost = asyncio.Event()
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._next: asyncio.Future[Message] | None = None
+        """What the client says next, once somebody has asked. If that one is cancelled, the next gets it."""
         self._begun = False
+        self._watching = asyncio.ensure_future(self._watch())
 
     async def receive(self) -> Message:
-        """What the client says; that it has disconnected, once the lease was missed."""
-        lost = asyncio.ensure_future(self._lost.wait())
-        message = asyncio.ensure_future(self._receive())
-        try:
-            await asyncio.wait((lost, message), return_when=asyncio.FIRST_COMPLETED)
-            if message.done():
-                return message.result()
-        finally:
-            lost.cancel()
-            message.cancel()
+        """What the client says; that it has disconnected, once the lease was missed.
+
+        Without a pause if it is known: Starlette's ``is_disconnected`` takes no other answer.
+        """
+        while not self._lost.done():
+            said = self._next or self._listen()
+            if said.done():
+                return self._taken(said)
+            await asyncio.wait((self._lost, said), return_when=asyncio.FIRST_COMPLETED)
         return (
             {"type": "http.disconnect"} if self._is_http else {"type": "websocket.disconnect", "code": _LATER}
         )
 
     async def send(self, message: Message) -> None:
         """Pass ``message`` on, or end the exchange."""
-        if self._lost.is_set():
+        if self._lost.done():
             return
         if self._valid():
             self._begun = True
@@ -127,15 +130,37 @@ class _Exchange:
             return
         await self._lose()
 
-    async def watch(self) -> None:
+    async def end(self) -> None:
+        """The application has answered: nothing is heard or said any more."""
+        if not self._lost.done():
+            self._lost.set_result(None)
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
+        await asyncio.gather(self._watching, return_exceptions=True)  # which may be saying why
+
+    def _listen(self) -> asyncio.Future[Message]:
+        self._next = asyncio.ensure_future(self._receive())
+        return self._next
+
+    def _taken(self, said: asyncio.Future[Message]) -> Message:
+        self._next = None
+        message = said.result()
+        if message["type"].endswith(".disconnect"):
+            self._next = said  # and nothing else any more
+        elif self._is_http and not message.get("more_body"):
+            self._listen()  # ahead: only the end can follow, and whoever polls for it does not wait
+        return message
+
+    async def _watch(self) -> None:
         """End the exchange soon after its lease, whose engine may be paused and say nothing any more."""
-        while self._valid():
-            await asyncio.sleep(_LOOK_S)
-        if not self._lost.is_set():
+        while self._valid() and not self._lost.done():
+            await asyncio.wait((self._lost,), timeout=_LOOK_S)
+        if not self._lost.done():
             await self._lose()
 
     async def _lose(self) -> None:
-        self._lost.set()
+        self._lost.set_result(None)
         if not self._is_http:
             await self._send({"type": "websocket.close", "code": _LATER})
         elif not self._begun:
