@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from botocore.exceptions import ConnectTimeoutError
 from moto import mock_aws
 
 from dcr.commit.control_plane.s3 import S3ControlPlane
@@ -91,3 +93,29 @@ class TestLeadership(LeadershipContract):
         monkeypatch.setattr("dcr.commit.leadership.s3.connect", lambda *_, **__: client)
         join = partial(S3Leadership, address, lease_s=8.0, clock=lambda: now[0])
         return Race(join, 8.0, wait)
+
+
+class FakeTime:
+    """Passes by sleeping."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+
+def test_a_look_at_who_leads_does_not_wait_as_long_as_a_run_does(
+    address: S3Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within its lease it must have looked or stood down."""
+    time, client = FakeTime(), MagicMock()
+    client.get_object.side_effect = ConnectTimeoutError(endpoint_url="http://away")
+    monkeypatch.setattr("dcr.transport.s3_client.time", time)
+    monkeypatch.setattr("dcr.commit.leadership.s3.connect", lambda *_, **__: client)
+    with pytest.raises(StoreError, match="does not answer"):
+        S3Leadership(address, "r" * 32, "a", lease_s=9.0).campaign()
+    assert time.monotonic() == 3.0

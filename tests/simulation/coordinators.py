@@ -20,7 +20,7 @@ from dcr.commit.giving_up import rollback
 from dcr.commit.lifecycle import admit, go_on, take_over
 from dcr.commit.membership import leave_run
 from dcr.errors import AttemptFailed, Conflict, OutcomeUnknown, RefitError, StoreError, Unreachable
-from dcr.model import AttemptId, CommitRecord
+from dcr.model import AttemptId
 from tests.simulation import invariants
 from tests.simulation.world import Late, World, moves_record
 
@@ -38,7 +38,6 @@ class Coordinator:
     effect: Effect | None = None
     request: Request | None = None
     leasing: Context | None = None
-    resuming: bool = True
     dead: bool = False
     paused_until: float | None = None
     asked_by: str = ""
@@ -193,8 +192,6 @@ class Coordinator:
             self.context, state = result
             self.leasing = self.context
             self._begin(go_on(self.context, state))
-        elif isinstance(result, CommitRecord):
-            self.resuming = False
         elif isinstance(result, Rollback):
             self.world.events["rollback"] += 1
             invariants.check_rolled_back(self.world, result)
@@ -206,6 +203,7 @@ class Coordinator:
 
     def _failed(self, err: RefitError) -> None:
         self.world.events[f"script ended in {type(err).__name__}"] += 1
+        finishing = self.request is None and not self.asked_by
         self._tell_asker()
         request, self.script, self.effect, self.request = self.request, None, None, None
         if isinstance(err, Conflict):
@@ -217,6 +215,6 @@ class Coordinator:
             assert self.world.state.record.attempt not in self.tried, "reported as failed, but committed"
             self.world.given_up |= self.tried
         elif isinstance(err, Unreachable):
-            self.dead = self.resuming
+            self.world.events["run taken over, its commit not finished"] += finishing
         else:
             raise AssertionError(f"{type(err).__name__} must not happen here: {err}") from err

@@ -169,6 +169,34 @@ def test_a_slow_coordinator_finds_that_another_went_on(world: World) -> None:
     assert world.state.record.version == 2
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_took_over_goes_on_though_the_last_commit_could_not_be_finished(
+    world: World, restarted: bool
+) -> None:
+    """Owners stay away after the commit; the trainer asks again, or comes back with its next step."""
+    first = coordinator(world)
+    world.train(words(i0=1))
+    ask(world, first)
+    run(first, asks_for("fold_in"))
+    second = Coordinator(world, world.context())
+    second.start()
+    world.desk = lambda: None if second.leasing is None else (second.leasing, world.state)
+    while second.script is not None:
+        for call in second.pending:
+            second.lose_call(call, executed=False, crash_at=0)
+        if second.script is not None:
+            second.perform()
+    assert world.events["run taken over, its commit not finished"] == 1
+    assert [owner.baseline.version for owner in world.owners] == [0, 0]
+    if restarted:
+        world.restart_trainer()
+        world.train(words(i0=1, i3=4))
+    ask(world, second)
+    run(second)
+    check_finished(world)
+    assert world.state.record.version == (2 if restarted else 1)
+
+
 def test_a_replaced_candidate_leaves_nothing_behind(world: World) -> None:
     """All of A is applied, its commit never happens, the trainer comes back with B (P5)."""
     one = coordinator(world)

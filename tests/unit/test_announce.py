@@ -1,6 +1,7 @@
 """Entries of the register that come back, and calls that follow their party to another place."""
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,12 @@ def test_a_dead_process_does_not_keep_the_entry(peers: Peers, alive: Announcemen
     assert found(peers) == "mine"
 
 
+def test_an_entry_that_is_no_address_is_replaced(peers: Peers, alive: Announcement) -> None:
+    peers.publish("p", "http://[", "dead")
+    alive.look()
+    assert found(peers) == "mine"
+
+
 def test_a_port_that_somebody_else_has_taken_over_is_no_sign_of_life(
     peers: Peers, alive: Announcement
 ) -> None:
@@ -97,6 +104,25 @@ def test_it_looks_by_itself_until_it_is_closed(peers: Peers, monkeypatch: pytest
         pass
     announcement.close()
     announcement.close()
+
+
+def test_it_goes_on_looking_whatever_happens(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dcr.transport.announce.LOOK_AGAIN_S", 0.01)
+    faults, find = [MemoryError(), RuntimeError("can't start new thread")], Peers.find
+
+    def faulty(self: Peers, name: str) -> Peer | None:
+        if faults and threading.current_thread().name == "announce p":
+            raise faults.pop()
+        return find(self, name)
+
+    monkeypatch.setattr(Peers, "find", faulty)
+    announcement = announce(peers, "p", {}, incarnation="mine")
+    peers.withdraw("p")
+    end = time.monotonic() + 30.0
+    while not found(peers):
+        assert time.monotonic() < end
+    announcement.close()
+    assert faults == []
 
 
 def test_a_bad_name_is_refused(peers: Peers) -> None:

@@ -229,6 +229,18 @@ def test_who_cannot_look_remains_what_it_was_for_a_lease(
     assert house.peers.find("coordinator") is None
 
 
+def test_a_look_that_takes_a_whole_lease_ends_the_term(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = house.office("a").step()
+    house.now += 2.0
+
+    def hang(_: MemoryLeadership) -> bool:
+        house.now += LEASE_S
+        raise StoreError("no answer")
+
+    monkeypatch.setattr(MemoryLeadership, "campaign", hang)
+    assert a.step().desk.term is None
+
+
 def test_who_ends_is_followed_at_once(house: House) -> None:
     a, b = house.office("a"), house.office("b")
     house.create(a)
@@ -281,6 +293,51 @@ def test_a_take_over_that_the_control_plane_refuses_for_now_is_tried_again(
     incarnation = house.world.receivers["runtime-0"].incarnation
     grant = b.desk.renew("runtime-0", incarnation, house.plane.read(RUN).record.attempt)
     assert grant.seconds == CONFIG.lease_s
+
+
+def test_a_claim_that_landed_unseen_is_made_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is lost, then the control plane is away: nobody acts under the epoch that it has now."""
+    a = house.office("a")
+    house.create(a)
+    compare_and_set = MemoryControlPlane.compare_and_set
+
+    def away(*_: object) -> None:
+        raise StoreUnreachable("no etcd node answers")
+
+    with monkeypatch.context() as patch:
+
+        def land(self: MemoryControlPlane, expected: ControlState, state: ControlState) -> None:
+            compare_and_set(self, expected, state)
+            patch.setattr(MemoryControlPlane, "read", away)
+            raise OutcomeUnknown("no answer")
+
+        patch.setattr(MemoryControlPlane, "compare_and_set", land)
+        with pytest.raises(Unreachable):
+            a.desk.open_run(resume=True)
+    a.step().step()
+    incarnation = house.world.receivers["runtime-0"].incarnation
+    grant = a.desk.renew("runtime-0", incarnation, house.plane.read(RUN).record.attempt)
+    assert grant.seconds == CONFIG.lease_s
+
+
+def test_a_fault_while_taking_over_ends_the_process_and_another_follows(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would lead and answer nothing."""
+    house.create(house.office("a"))
+    house.now += LEASE_S
+
+    def starve(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    b = house.office("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(CoordinatorService, "open_run", starve)
+        b.step()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        b.candidate.step()
+    b.candidate.close()
+    assert house.office("c").step().desk.record().version == 0
 
 
 def test_what_no_retry_repairs_ends_the_process(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,12 @@ from dcr.commit.membership import (
     check_quorum,
     evict,
     grant_lease,
+    join_run,
     leave_run,
     look_after,
     to_evict,
 )
-from dcr.commit.register import open_transition
+from dcr.commit.register import WRITE_TRIES, open_transition
 from dcr.commit.transitions import join, mark_opened, new_run, prepare, take_over
 from dcr.config import CommitConfig
 from dcr.errors import AttemptFailed, ConfigError, Conflict, OutcomeUnknown, StoreError, Unreachable
@@ -211,6 +212,48 @@ def test_only_the_process_that_has_the_name_leaves(plane: Plane, context: Contex
         grant_lease(context, new_run(RECORD, NAMES), receiver="b", incarnation="second", held=GENESIS)
 
 
+def begun(context: Context, plane: Plane, script: Script[Any]) -> CompareAndSet:
+    """The write that ``script`` would make to what is stored now."""
+    assert isinstance(next(script), ReadState)
+    write = script.send(plane.state)
+    assert isinstance(write, CompareAndSet)
+    return write
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_leaving_that_hangs_does_not_remove_the_successor(
+    plane: Plane, context: Context, answered: bool
+) -> None:
+    """Its write arrives when the next process of that name is a member, and perhaps has not heard so yet."""
+    context.book.meet("b", "first")
+    leaving = leave_run(context, "b", "first")
+    late = begun(context, plane, leaving)
+    joining = join_run(context, "b", RECORD, "second")
+    plane.state = begun(context, plane, joining).state
+    if answered:
+        with pytest.raises(StopIteration):
+            joining.send(None)
+        grant_lease(context, plane.state, receiver="b", incarnation="second", held=GENESIS)
+    assert late.expected != plane.state, "the control plane would take it"
+    assert isinstance(leaving.send(Conflict("another value")), ReadState)
+    with pytest.raises(Conflict, match="b is known as second here, not as first"):
+        leaving.send(plane.state)
+
+
+def test_a_member_is_not_written_again_unless_its_removal_may_be_under_way(
+    plane: Plane, context: Context
+) -> None:
+    before = plane.state
+    plane.run(join_run(context, "b", RECORD, "first"))
+    assert plane.state is before
+    context.book.refuse("b")
+    plane.run(join_run(context, "b", RECORD, "first"))
+    after = plane.state
+    assert (after.members, after.revision) == (NAMES, before.revision + 1)
+    plane.run(join_run(context, "b", RECORD, "first"))
+    assert plane.state is after
+
+
 # ---- eviction ----
 
 
@@ -285,6 +328,20 @@ def test_an_eviction_that_fails_is_made_again(
     assert (plane.state.members, "nobody could be evicted" in caplog.text) == (NAMES, True)
     plane.run(look_after(context, silent(plane.clock, "b")))
     assert plane.state.members == ("a", "c")
+
+
+def test_an_eviction_that_arrives_late_does_not_remove_who_was_admitted_since(
+    plane: Plane, context: Context
+) -> None:
+    """Nobody knows what became of its write, and the receiver is back."""
+    plane.run(look_after(context, silent(plane.clock, "b")))
+    plane.clock.now += 30.0
+    expected = plane.state
+    plane.answers = iter([OutcomeUnknown("no answer")] * WRITE_TRIES)
+    plane.run(look_after(context, silent(plane.clock, "b")))
+    plane.run(join_run(context, "b", RECORD, "i"))
+    grant_lease(context, plane.state, receiver="b", incarnation="i", held=GENESIS)
+    assert expected != plane.state, "the control plane would take it"
 
 
 def test_a_replaced_coordinator_evicts_nobody(plane: Plane, context: Context) -> None:

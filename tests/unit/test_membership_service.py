@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tests.unit.small_runs import CONFIG, NAMES, SmallRun, words
 
 from dcr.codec import decode_payload
 from dcr.errors import AttemptFailed, ConfigError, Conflict, TransitionAbandoned, Unreachable
-from dcr.model import ApplyAck, AttemptId, Encoding, Manifest, OwnerClose, ReceiverState
+from dcr.model import ApplyAck, AttemptId, ControlState, Encoding, Manifest, OwnerClose, ReceiverState
 
 
 @pytest.fixture
@@ -43,10 +44,48 @@ def test_leases_are_renewed_while_a_transition_waits_and_while_a_run_is_taken_ov
     run.before["runtime-1", "finish"] = lambda: refused.append(run.renew())
     run.sync()
     run.service = run.new_service()
-    run.before["owner-0", "collect"] = lambda: refused.append(run.renew())
+    run.before["owner-0", "fold_in"] = lambda: refused.append(run.renew())
     run.service.open_run(resume=True)
     assert refused == [[], []]
     assert run.renew() == []
+
+
+def away(*_: object, **__: object) -> NoReturn:
+    raise Unreachable("no route to this owner")
+
+
+def test_a_take_over_that_could_not_finish_the_last_commit_is_one_all_the_same(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owners stay away, from the commit on. Nobody else has the run, so there is nobody to stand down for."""
+    with monkeypatch.context() as patch:
+        for owner in run.fleet.owners:
+            patch.setattr(owner, "fold_in", away)
+        with pytest.raises(Unreachable, match="version 1 is committed, but its fold-in is missing"):
+            run.sync()
+        for owner in run.fleet.owners:
+            patch.setattr(owner, "collect", away)
+        with pytest.raises(Unreachable, match="version 1"):
+            run.service.open_run(resume=True)
+    assert run.service.admit("runtime-1").version == 1
+    assert run.renew() == ["runtime-0", "runtime-2"], "nobody has told them what became of their attempt"
+    assert run.served == [None, 1, None]
+    assert run.service.rollback().serving == NAMES
+    assert run.renew() == []
+    assert run.leave("runtime-0") == ("runtime-1", "runtime-2")
+    for owner in run.fleet.owners:
+        owner.withdraw()
+    assert run.sync().record.version == 2, "trackers were brought to version 1 by the transition itself"
+    run.check()
+
+
+def test_another_models_catalogue_claims_nothing(run: SmallRun) -> None:
+    other = replace(run.fleet.catalogue, tensors=())
+    with pytest.raises(ConfigError, match="names, shapes or dtypes"):
+        run.service.open_run(resume=True, catalogue=other)
+    assert run.state.epoch == 1
+    assert run.renew() == []
+    assert run.sync().record.version == 1
 
 
 def test_a_coordinator_that_was_replaced_grants_nothing(run: SmallRun) -> None:
@@ -222,6 +261,28 @@ def test_a_receiver_leaves_in_mid_attempt_and_the_others_go_on(run: SmallRun) ->
     assert run.state.members == ("runtime-2",)
     assert run.leave("runtime-1") == ("runtime-2",)
     assert run.renew() == ["runtime-0", "runtime-1"]
+
+
+def test_a_leaving_that_hangs_does_not_remove_the_successor(run: SmallRun) -> None:
+    """Its caller has given up and the next process of that name serves when the control plane answers."""
+    first, before = run.receivers["runtime-1"], run.plane.compare_and_set
+    first.lease.end()
+
+    def hang(expected: ControlState, state: ControlState) -> None:
+        run.plane.compare_and_set = before  # type: ignore[method-assign]
+        run.restart("runtime-1")
+        run.service.admit("runtime-1")
+        assert run.renew() == []
+        before(expected, state)
+
+    run.plane.compare_and_set = hang  # type: ignore[method-assign]
+    with pytest.raises(Conflict, match="runtime-1 is known as"):
+        run.leave("runtime-1")
+    assert run.state.members == NAMES
+    assert run.sync().manifest.required == NAMES
+    assert run.renew() == []
+    assert run.served == [1, 1, 1]
+    run.check()
 
 
 def test_without_any_member_nothing_is_committed(run: SmallRun) -> None:

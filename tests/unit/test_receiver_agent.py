@@ -1,6 +1,7 @@
 """The receiver's states, fences and refusals over the toy runtime and a store in memory (P6-P8, P15, P16)."""
 
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -277,6 +278,30 @@ def test_restore_replays_the_chain() -> None:
     site.join()
     assert site.holds(2)
     assert site.served() == 2
+
+
+def test_a_restore_that_is_fenced_reads_no_further_payload() -> None:
+    site = Site()
+    site.agent.fence(tau(0, 1), site.records[0])
+    fences: list[threading.Thread] = []
+    read: list[str] = []
+
+    def listen(event: observe.Event) -> None:
+        if event.name == "replay.payload":
+            read.append(event.name)
+            if not fences:
+                fences.append(threading.Thread(target=site.agent.fence, args=(tau(1, 2), site.records[0])))
+                fences[0].start()
+                while not site.agent._fences.is_cancelled(tau(0, 1)):
+                    time.sleep(0.001)
+
+    with observe.listening(listen), pytest.raises(AttemptFailed, match="restoring was stopped between"):
+        site.agent.restore(tau(0, 1), site.records[0])
+    fences[0].join(10)
+    assert not fences[0].is_alive()
+    assert len(read) == 1
+    site.agent.restore(tau(1, 2), site.records[0])
+    assert site.holds(0)
 
 
 def test_only_clean_may_serve_or_take_masks() -> None:

@@ -153,6 +153,8 @@ def test_members_are_a_sorted_set_that_joins_and_leaves_change() -> None:
     two = leave(one, "a", epoch=1, nonce="l")
     assert (two.members, two.revision, two.writer) == (("aa", "b"), 2, "l")
     assert join(two, "b", RECORD, epoch=1, nonce="j") is two
+    anew = join(two, "b", RECORD, epoch=1, nonce="k", anew=True)
+    assert (anew.members, anew.revision, anew.writer) == (two.members, 3, "k")
     assert leave(two, "c", epoch=1, nonce="l") is two
 
 

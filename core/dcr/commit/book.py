@@ -40,12 +40,17 @@ class MembershipBook:
                 raise Conflict(f"{name} was restarted as {known}; {incarnation} must not serve")
             self._granted[name] = max(now, self._granted.get(name, now))
 
-    def check(self, name: str, incarnation: str) -> None:
-        """Raise Conflict unless ``incarnation`` is the process that is known to be ``name``."""
+    def dismiss(self, name: str, incarnation: str) -> None:
+        """Refuse ``name``, whose process ``incarnation`` has ended.
+
+        Raises:
+            Conflict: another process, or none, is known to be ``name``; it is not refused.
+        """
         with self._lock:
             known = self._incarnations.get(name)
-        if known != incarnation:
-            raise Conflict(f"{name} is known as {known or 'no process'} here, not as {incarnation}")
+            if known != incarnation:
+                raise Conflict(f"{name} is known as {known or 'no process'} here, not as {incarnation}")
+            self._refused.add(name)
 
     def refuse(self, name: str) -> float:
         """Grant ``name`` nothing until it is admitted; returns when the last request was granted to it."""
@@ -53,8 +58,13 @@ class MembershipBook:
             self._refused.add(name)
             return max(self._taken_over, self._granted.get(name, self._taken_over))
 
+    def is_refused(self, name: str) -> bool:
+        """Whether ``name`` has been refused since it was last admitted; its removal may be under way."""
+        with self._lock:
+            return name in self._refused
+
     def meet(self, name: str, incarnation: str) -> None:
-        """``name`` answered a fence as the process ``incarnation``: an earlier one must not serve."""
+        """``name`` answered as the process ``incarnation``: an earlier one must not serve."""
         with self._lock:
             self._incarnations[name] = incarnation
 

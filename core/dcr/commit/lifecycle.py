@@ -4,14 +4,14 @@ import logging
 from dataclasses import replace
 
 from dcr.commit.book import MembershipBook
-from dcr.commit.calls import ask, describe, failures, raise_fatal, to_all, try_all
+from dcr.commit.calls import ask, to_all, try_all
 from dcr.commit.completion import fold_in, settle
 from dcr.commit.context import Context
 from dcr.commit.coordinator import store_object
-from dcr.commit.effects import CreateState, Pause, Script
+from dcr.commit.effects import CreateState, Script
 from dcr.commit.membership import join_run, meet
 from dcr.commit.register import WRITE_TRIES, change, claim, prepare_attempt, read_any, read_state
-from dcr.commit.rules import join_audit, join_manifest, lagging, needs_restore
+from dcr.commit.rules import join_audit, join_manifest, needs_restore
 from dcr.commit.transitions import latest_attempt, new_run, renumber
 from dcr.errors import (
     AttemptFailed,
@@ -20,7 +20,6 @@ from dcr.errors import (
     MissingObject,
     OutcomeUnknown,
     RefitError,
-    Unreachable,
 )
 from dcr.model import GENESIS, CommitRecord, ControlState, ReceiverReport, RunId, to_json
 
@@ -88,21 +87,16 @@ def create_state(context: Context, state: ControlState) -> Script[None]:
     raise OutcomeUnknown(f"run {context.run} may or may not have been created; start again with resume=true")
 
 
-def resume_run(context: Context) -> Script[tuple[Context, CommitRecord]]:
-    """Take the run over and finish what its record still lacks; see ``take_over`` and ``go_on``."""
-    context, state = yield from take_over(context)
-    return context, (yield from go_on(context, state))
-
-
 def take_over(context: Context) -> Script[tuple[Context, ControlState]]:
     """Make the run ours (its epoch rises): from now on leases are granted by us alone.
 
     Raises:
-        ConfigError: the catalogue is not the run's.
+        ConfigError: the catalogue is not the run's, which is left as it was.
         MissingObject: there is no such run.
+        Conflict, OutcomeUnknown, StoreError: it may have become ours all the same.
     """
+    check_catalogue(context, (yield from read_any()).record)  # no commit changes it
     state = yield from claim(context.nonce)
-    check_catalogue(context, state.record)
     context = replace(context, epoch=state.epoch, book=MembershipBook())
     context.book.take_over(context.clock())
     return context, state
@@ -111,14 +105,16 @@ def take_over(context: Context) -> Script[tuple[Context, ControlState]]:
 def go_on(context: Context, state: ControlState) -> Script[CommitRecord]:
     """Finish what the record in ``state``, which was just taken over, still lacks.
 
-    An attempt in flight is replaced under its own candidate, so that its opened mark stays, and
-    every party within reach is fenced; the trainer's next request continues from there.
+    Every owner is told the record, and folds it in where it is missing: a rank that restarted waits for
+    that. An attempt in flight is replaced under its own candidate, so that its opened mark stays, and
+    every party within reach is fenced; the trainer's next request continues from there. Should this
+    fail, requests may be carried out all the same: a transition fences, and folds in what trackers miss.
 
     Raises:
         Unreachable: an owner stayed away; start again when it is back.
     """
     record = state.record
-    yield from catch_up(context, record)
+    yield from fold_in(context, context.owners, record)
     if state.active is not None:
         prepared, active = yield from prepare_attempt(context, state.active.candidate, record.version)
         targets = (*context.owners, *prepared.members)
@@ -136,24 +132,6 @@ def check_catalogue(context: Context, record: CommitRecord) -> None:
             f"run {context.run}: the model's names, shapes or dtypes are not those it was created with; "
             "start a new run"
         )
-
-
-def catch_up(context: Context, record: CommitRecord) -> Script[None]:
-    """Fold ``record`` in wherever it is missing, a restarted owner's lost trackers included (P9, P10)."""
-    last = ""
-    for _ in range(context.config.max_attempts):
-        calls = to_all(context.owners, "collect", step=None)
-        answers = yield from try_all(calls, context.config.collect_deadline_s)
-        failed = failures(answers)
-        raise_fatal(failed)
-        if not failed:
-            reports = [answers[target] for target in context.owners]
-            behind = lagging(context.owners, reports, record)  # type: ignore[arg-type]  # owners answer so
-            yield from fold_in(context, behind, record)
-            return
-        last = describe(failed)
-        yield Pause(context.config.retry_pause_s)
-    raise Unreachable(f"version {record.version}: cannot tell what is folded in: {last}")
 
 
 def admit(context: Context, receiver: str) -> Script[ReceiverReport]:

@@ -91,11 +91,21 @@ def to_evict(
 def join_run(context: Context, receiver: str, record: CommitRecord, incarnation: str) -> Script[None]:
     """Make ``receiver``, which has proven ``record``'s version as ``incarnation``, a member. Idempotent.
 
+    Whatever removes an earlier process of its name, by ``leave_run`` or ``evict``, is over before it is
+    granted anything: it was written before, or is refused.
+
     Raises:
         Conflict: another version is committed, or another coordinator took over.
     """
-    yield from change(lambda state: join(state, receiver, record, epoch=context.epoch, nonce=context.nonce()))
-    context.book.admit(receiver, incarnation)
+    book = context.book
+    book.meet(receiver, incarnation)  # first: then no earlier process gets past ``leave_run``'s check
+    anew = book.is_refused(receiver)
+
+    def update(state: ControlState) -> ControlState:
+        return join(state, receiver, record, epoch=context.epoch, nonce=context.nonce(), anew=anew)
+
+    yield from change(update)
+    book.admit(receiver, incarnation)
 
 
 def leave_run(context: Context, receiver: str, incarnation: str) -> Script[ControlState]:
@@ -107,8 +117,12 @@ def leave_run(context: Context, receiver: str, incarnation: str) -> Script[Contr
         Conflict: another coordinator took over; or its name is another process's by now, or is not known to
             be its own, so that nobody knows whether it serves: then it is evicted in time.
     """
-    context.book.check(receiver, incarnation)
-    return (yield from remove(context, receiver))
+
+    def update(state: ControlState) -> ControlState:
+        context.book.dismiss(receiver, incarnation)  # at each try: its successor may have joined meanwhile
+        return leave(state, receiver, epoch=context.epoch, nonce=context.nonce())
+
+    return (yield from change(update))
 
 
 def remove(context: Context, receiver: str) -> Script[ControlState]:

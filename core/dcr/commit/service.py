@@ -51,12 +51,19 @@ class CoordinatorService:
         self._nonce = nonce
         self._clock = clock
         self._lock = threading.Lock()
-        self._context: Context | None = None
-        self._leasing: Context | None = None  # also while the run is being resumed
+        self._context: Context | None = None  # since the run is ours, also while its commit is being finished
         self._created = False
+        self._is_adrift = False
+
+    @property
+    def is_adrift(self) -> bool:
+        """Whether the run may be under a later claim of this service that it gave up: take it over again."""
+        return self._is_adrift
 
     def open_run(self, resume: bool, catalogue: Catalogue | None = None) -> CommitRecord:
         """Create the run, or with ``resume`` take it over and finish its last commit.
+
+        Once it is taken over, requests are carried out, whether or not its last commit could be finished.
 
         ``catalogue`` is required to create and checked when resuming, where the archive holds it.
 
@@ -110,9 +117,7 @@ class CoordinatorService:
         Raises:
             Conflict: it must not serve, or another coordinator does this now.
         """
-        context = self._leasing
-        if context is None:
-            raise Unreachable(_NOT_OPENED)
+        context = self._opened()
         state = self._driver.plane.read(self._driver.run)
         return grant_lease(context, state, receiver=receiver, incarnation=incarnation, held=held)
 
@@ -150,7 +155,7 @@ class CoordinatorService:
             raise ConfigError(f"open_run: the catalogue is of run {catalogue.run}, not {self._driver.run}")
         context = self._new_context(catalogue)
         record = self._driver.execute(create_run(context, 0))
-        self._context, self._leasing, self._created = context, context, True
+        self._context, self._created = context, True
         return record
 
     def _created_before(self, catalogue: Catalogue | None) -> CommitRecord:
@@ -168,11 +173,15 @@ class CoordinatorService:
             raise ConfigError(f"run {self._driver.run} does not exist; start without resume=true") from None
         stored = self._driver.archive.get_object("catalogue", record.catalogue)
         context = self._new_context(catalogue or from_json(Catalogue, stored))
-        context, state = self._driver.execute(take_over(context))
-        self._leasing = context
-        record = self._driver.execute(go_on(context, state))
-        self._context = context
-        return record
+        try:
+            context, state = self._driver.execute(take_over(context))
+        except ConfigError:
+            raise  # nothing was claimed
+        except Exception:
+            self._is_adrift = self._context is not None
+            raise
+        self._context, self._is_adrift = context, False
+        return self._driver.execute(go_on(context, state))
 
     def _new_context(self, catalogue: Catalogue) -> Context:
         roster = self._roster

@@ -108,8 +108,12 @@ def roll_back(state: ControlState, *, epoch: int, nonce: str) -> ControlState:
     return replace(renumber(state, epoch=epoch, nonce=nonce), active=None)
 
 
-def join(state: ControlState, name: str, record: CommitRecord, *, epoch: int, nonce: str) -> ControlState:
+def join(
+    state: ControlState, name: str, record: CommitRecord, *, epoch: int, nonce: str, anew: bool = False
+) -> ControlState:
     """Let ``name``, which has proven ``record``'s version, serve: commits need it from now on (P11).
+
+    ``anew`` writes also if it is a member, so that a removal that is still under way fails.
 
     Raises:
         Conflict: a coordinator of another epoch owns the run, or another version is committed.
@@ -117,7 +121,7 @@ def join(state: ControlState, name: str, record: CommitRecord, *, epoch: int, no
     check_epoch(state, epoch)
     if state.record != record:
         raise Conflict(f"{name} proved version {record.version}, but {state.record.version} is committed")
-    if name in state.members:
+    if name in state.members and not anew:
         return state
     return replace(_next(state, nonce), members=tuple(sorted({*state.members, name})))
 

@@ -29,7 +29,7 @@ from dcr.model import (
     PathClass,
     width_bytes,
 )
-from dcr.receiver.writer import Cancelled, Writer
+from dcr.receiver.writer import Cancelled, Writer, require_wanted
 from dcr.transport.base import Archive
 from dcr.transport.chain import newest_first
 from dcr.transport.compose import composed
@@ -170,7 +170,8 @@ class CatchUp:
             return passes
         specs = self._catalogue.by_name()
         primary = {name: specs[name].name for name in builds}
-        bits = replay_tensors(self._archive, step.record, self._catalogue, sorted(set(primary.values())))
+        names = sorted(set(primary.values()))
+        bits = replay_tensors(self._archive, step.record, self._catalogue, names, look=step.keep)
         absolute = [
             _absolute([item for items in passes for item in items if item.name == name], bits[primary[name]])
             for name in sorted(builds)
@@ -207,8 +208,7 @@ def _looking(keep: Callable[[], None], cancelled: Cancelled) -> Callable[[], Non
     """``keep``, called before each payload is read, and a look whether anybody still waits for it."""
 
     def look() -> None:
-        if cancelled():
-            raise AttemptFailed("catching up was stopped between two payloads")
+        require_wanted(cancelled, "catching up")
         keep()
 
     return look

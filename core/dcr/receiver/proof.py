@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 
 from dcr import observe
 from dcr.errors import AttemptFailed, IntegrityError
@@ -18,7 +19,7 @@ from dcr.model import (
 from dcr.receiver import rules
 from dcr.receiver.catch_up import CatchUp, CatchUpPolicy
 from dcr.receiver.failures import as_refit_error
-from dcr.receiver.writer import Cancelled, Writer
+from dcr.receiver.writer import Cancelled, Writer, require_wanted
 from dcr.transport.base import Archive
 from dcr.transport.replay import replay, replay_tensors
 
@@ -89,7 +90,8 @@ class Prover:
         """
         try:
             table = self.committed(record)
-            tensors = replay(self._archive, record, self._catalogue)
+            look = partial(require_wanted, cancelled, "restoring")
+            tensors = replay(self._archive, record, self._catalogue, look=look)
             self._writer.restore(tensors, table, cancelled=cancelled)
             return self._writer.prewarm()
         except Exception as err:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from dcr.codec import Payload
+from dcr.errors import AttemptFailed
 from dcr.model import AuditDigest, AuditTable, Bits, Classification, RankDiagnosis
 
 Cancelled: TypeAlias = Callable[[], bool]
@@ -13,6 +14,12 @@ Cancelled: TypeAlias = Callable[[], bool]
 def never() -> bool:
     """For callers that cannot be cancelled."""
     return False
+
+
+def require_wanted(cancelled: Cancelled, what: str) -> None:
+    """Raise AttemptFailed if nobody waits for ``what`` any more; asked between two payloads."""
+    if cancelled():
+        raise AttemptFailed(f"{what} was stopped between two payloads")
 
 
 @dataclass(frozen=True, slots=True)

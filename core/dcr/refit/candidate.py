@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 
 from dcr.commit.leadership.base import Leadership
-from dcr.errors import PayloadError, RefitError, StoreError
+from dcr.errors import PayloadError, StoreError
 from dcr.refit.desk import TRANSIENT, Desk, Term
 from dcr.transport.peers import Peer, Peers
 
@@ -62,13 +62,14 @@ class Candidate:
         self._leader = ""  # another one
         self._told_leader = ""
         self._troubled = False
-        self._fault: RefitError | None = None
+        self._fault: Exception | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Step until ``stop`` is set, then stand down and let another one follow at once.
 
         Raises:
             RefitError: taking the run over met what no retry repairs.
+            Exception: it met a fault of this process, or a lack of memory or threads; another may not.
         """
         pause_s = min(self._seat.lease_s / LOOKS_PER_LEASE, LONGEST_PAUSE_S)
         try:
@@ -87,7 +88,7 @@ class Candidate:
         if term is not None and not leads:
             self._stand_down(term, "another one leads")
         elif term is not None and self._desk.is_over(term):
-            self._stand_down(term, "another coordinator has claimed the run")
+            self._stand_down(term, "the run has been claimed since")
         elif leads:
             self._begin() if term is None else self._be_found()
         if self._leader != self._told_leader and self._leader:
@@ -106,15 +107,15 @@ class Candidate:
 
     def _leads(self) -> bool:
         """One that cannot look remains what it was, but not beyond its lease."""
-        now = self._clock()
+        began = self._clock()
         try:
             leads = self._seat.leadership.campaign()
         except StoreError as err:
             self._complain(str(err))
-            return self._term is not None and now - self._led_at < self._seat.lease_s
+            return self._term is not None and self._clock() - self._led_at < self._seat.lease_s
         self._troubled = False
         if leads:
-            self._led_at = now
+            self._led_at = began
         self._leader = "" if leads else self._who_leads()
         return leads
 
@@ -133,8 +134,11 @@ class Candidate:
 
     def _take_over(self, term: Term) -> None:
         """Until it succeeds: receivers cannot renew their leases before."""
-        with self._desk.using(term):
-            self._take_over_while_it_lasts(term)
+        try:
+            with self._desk.using(term):
+                self._take_over_while_it_lasts(term)
+        except Exception as err:  # noqa: BLE001 -- the thread's border: else it leads and answers nothing
+            self._fault = err
 
     def _take_over_while_it_lasts(self, term: Term) -> None:
         told = False
@@ -146,9 +150,6 @@ class Candidate:
                     logger.warning("%s has not taken the run over yet: %s", self._name, err)
                 told = True
                 self._pause(LONGEST_PAUSE_S)
-            except RefitError as err:
-                self._fault = err
-                return
             else:
                 return
 

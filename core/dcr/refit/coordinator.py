@@ -88,7 +88,7 @@ def coordinate(
     Raises:
         ConfigError: the control plane cannot be used as given, or the run is of another model.
         StoreError: its file is no database.
-        RefitError: taking the run over met what no retry repairs.
+        Exception: as ``Candidate.run``.
     """
     leadership = post.control.leadership(post.site.run, name, lease_s=post.leader_lease_s)
     desk, incarnation = Desk(name), new_nonce()

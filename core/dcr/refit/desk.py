@@ -35,9 +35,9 @@ class Term:
     close: Callable[[], None] = _nothing
 
     def is_replaced(self) -> bool:
-        """Whether another coordinator's epoch has followed; unknown counts as no."""
+        """Whether a claim has followed under which nobody acts here; unknown counts as no."""
         try:
-            return self.plane.is_replaced(self.run)
+            return self.service.is_adrift or self.plane.is_replaced(self.run)
         except StoreError:
             return False
 

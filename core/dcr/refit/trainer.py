@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dcr.commit.remote import HttpCaller
 from dcr.config import TRACKERS, RefitConfig
-from dcr.errors import ConfigError
+from dcr.errors import ConfigError, Unreachable
 from dcr.model import (
     AuditTable,
     Catalogue,
@@ -205,15 +205,26 @@ class Refit:
         return from_json(AuditTable, self._site.archive.get_object("audit", self.record.audit))
 
     def close(self) -> None:
-        """Answer no more calls. Idempotent."""
+        """Answer no more calls, and end those under way and ``sync``. Idempotent.
+
+        Raises:
+            AttemptFailed: a call that uses the trackers did not end in time; they are let go all the same.
+        """
         if self._server is not None:
             self._server.close()
+        try:
+            if self._agent is not None:
+                self._agent.withdraw()
+        finally:
+            self._let_go()
+
+    # ---- inside ----
+
+    def _let_go(self) -> None:
         self._server = self._agent = None  # the trackers are mapped as long as any of them is there
         if self._claim is not None:
             self._claim.release()
         self._caller.close()
-
-    # ---- inside ----
 
     def _require_ours(self, found: CommitRecord, *, resume: bool) -> None:
         if not resume:
@@ -257,16 +268,14 @@ class Refit:
         self._agent = agent
 
     def _await_open(self, deadline_s: float) -> CommitRecord:
-        """Wait until the coordinator, told by rank 0, has fenced this rank's trackers to the record."""
-        end = time.monotonic() + deadline_s
-        while True:
-            found = find_record(self._coordinator, max(end - time.monotonic(), 1.0))
-            held = self._opened().collect(None).baseline_version
-            if found is not None and held == found.version:
-                return found
-            if time.monotonic() > end:
-                raise ConfigError(f"rank {self._rank} was not brought to the record; did rank 0 call open?")
-            time.sleep(0.05)
+        """Wait until the coordinator, asked by rank 0, has told every rank what is committed (P1).
+
+        What the record says before may be overtaken yet: by a transition of this trainer's former life.
+        """
+        try:
+            return self._opened().wait_told(timeout_s=deadline_s)
+        except Unreachable as err:
+            raise ConfigError(f"{err}; did rank 0 call open?") from err
 
     def _tidy(self, parent: CommitRecord, record: CommitRecord, agent: OwnerAgent) -> None:
         """What is no part of the transition: receivers serve ``record``'s version already."""

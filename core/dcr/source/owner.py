@@ -86,6 +86,7 @@ class OwnerAgent:
         self._candidate: Candidate | None = None
         self._presentations = 0
         self._folded: CommitRecord | None = None
+        self._told: CommitRecord | None = None
         self._anchor: OwnerClose | None = None
         self._last_close: OwnerClose | None = None
 
@@ -137,6 +138,17 @@ class OwnerAgent:
             if self._folded is None or self._folded.step != step:
                 raise AttemptFailed(f"step {step} is not presented on rank {self._rank}")
             return self._folded
+
+    def wait_told(self, *, timeout_s: float) -> CommitRecord:
+        """Return what a coordinator has told this rank to be committed, once its trackers hold it (P1).
+
+        Raises:
+            Unreachable: none did in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._told is not None, timeout_s) or self._told is None:
+                raise Unreachable(f"rank {self._rank} was not told within {timeout_s} s what is committed")
+            return self._told
 
     # ---- endpoint ----
 
@@ -199,9 +211,9 @@ class OwnerAgent:
                 return self._report()
         if before is not None and before != attempt:
             self._setup.transport.stop_and_wait(before)
-        with self._turn.hold(attempt):
+        with self._turn.hold(attempt) as check:
             self._turn.obey(attempt)
-            self._catch_up(record)
+            self._catch_up(record, check)
             with self._changed:
                 self._acknowledged = attempt
         return self.collect(None)
@@ -245,7 +257,7 @@ class OwnerAgent:
             self._turn.wait_idle()
 
     def fold_in(self, attempt: AttemptId, record: CommitRecord) -> OwnerReport:
-        """Bring the trackers to ``record`` and release the candidate. Idempotent.
+        """Bring the trackers to ``record`` and release the candidate, if it is of this version. Idempotent.
 
         Raises:
             Conflict: ``record`` does not name ``attempt``.
@@ -254,9 +266,14 @@ class OwnerAgent:
         """
         if record.attempt != attempt:
             raise Conflict(f"the record names attempt {record.attempt}, not {attempt}: it was not committed")
-        with self._turn.hold(attempt):
-            if record.version > self._baseline.version:
-                self._catch_up(record)
+        if record.version > self._baseline.version:  # else there is nothing to wait for
+            with self._turn.hold(attempt) as check:
+                if record.version > self._baseline.version:
+                    self._catch_up(record, check)
+        with self._changed:
+            if self._told is None or record.version > self._told.version:
+                self._told = record
+                self._changed.notify_all()
         return self.collect(None)
 
     # ---- inside ----
@@ -315,8 +332,11 @@ class OwnerAgent:
             self._last_close = close
         return close
 
-    def _catch_up(self, record: CommitRecord) -> None:
-        """Fold in what this owner itself published under the record's attempt, else rebuild."""
+    def _catch_up(self, record: CommitRecord, check: CheckLive) -> None:
+        """Fold in what this owner itself published under the record's attempt, else rebuild.
+
+        ``check`` is asked between the payloads of the archive.
+        """
         if record.catalogue != self._lane.catalogue:
             raise ConfigError(
                 f"the run's catalogue is {record.catalogue}, this trainer's {self._lane.catalogue}: another "
@@ -328,7 +348,7 @@ class OwnerAgent:
         if candidate and record.attempt in candidate.closes and self._baseline.follows(record.version):
             self._fold(candidate, record)
         else:
-            self._baseline.bring_to(record.version, lambda names: self._replay(record, names))
+            self._baseline.bring_to(record.version, lambda names: self._replay(record, names, check))
 
     def _fold(self, candidate: Candidate, record: CommitRecord) -> None:
         baseline = self._baseline
@@ -341,8 +361,8 @@ class OwnerAgent:
             self._candidate, self._folded = None, record
             self._changed.notify_all()
 
-    def _replay(self, record: CommitRecord, names: Sequence[str]) -> Mapping[str, Bits]:
-        return replay_tensors(self._setup.archive, record, self._setup.catalogue, names)
+    def _replay(self, record: CommitRecord, names: Sequence[str], look: CheckLive) -> Mapping[str, Bits]:
+        return replay_tensors(self._setup.archive, record, self._setup.catalogue, names, look=look)
 
 
 def require_committed_bits(close: OwnerClose, baseline: Baseline) -> None:

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 import httpx
 
@@ -63,6 +64,8 @@ class Announcement:
                 self.look()
             except StoreError as err:
                 logger.warning("%s: %s", self._peer.name, err)
+            except Exception:  # the thread's border: without it the entry would stay lost
+                logger.warning("%s: looking failed, trying again", self._peer.name, exc_info=True)
 
 
 def announce(
@@ -97,14 +100,12 @@ def is_gone(peer: Peer) -> bool:
 
     One that does not answer in time may be stopped or busy: it is not gone.
     """
-    client = Client(peer.url)
     try:
-        return client.call("incarnation", str, deadline_s=_ANSWER_S) != peer.incarnation
+        with closing(Client(peer.url)) as client:
+            return client.call("incarnation", str, deadline_s=_ANSWER_S) != peer.incarnation
     except Unreachable as err:
         return isinstance(err.__cause__, httpx.ConnectError)
-    except (ConfigError, PayloadError):  # somebody else took the port over
+    except (ConfigError, PayloadError):  # it is no address, or somebody else took the port over
         return True
     except RefitError:
         return False
-    finally:
-        client.close()

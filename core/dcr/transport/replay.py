@@ -32,24 +32,37 @@ from dcr.transport.chain import chains, proven, require
 from dcr.transport.values import combined
 
 Tensors: TypeAlias = dict[str, Bits]
+Look: TypeAlias = Callable[[], None]
+"""Called before each payload; raises if nobody waits for the result any more."""
 _log = logging.getLogger(__name__)
 
 
-def replay(archive: Archive, record: CommitRecord, catalogue: Catalogue) -> Tensors:
+def _never() -> None:
+    """Somebody always waits."""
+
+
+def replay(archive: Archive, record: CommitRecord, catalogue: Catalogue, *, look: Look = _never) -> Tensors:
     """Flat unsigned canonical bits [num_elements] of every catalogue tensor, by primary name.
 
-    It begins with the newest anchor; should that turn out to be damaged, with the one before.
+    It begins with the newest anchor; should that turn out to be damaged, with the one before. ``look`` is
+    called before each payload and may raise, to end it.
 
     Raises:
         IntegrityError: an object is missing or damaged, the chain does not hold together, the
             anchor leaves an element unwritten, or a tensor's audit digest is not the record's.
         StoreError: the store failed; nothing is lost, try again.
     """
-    return replay_tensors(archive, record, catalogue, [spec.name for spec in catalogue.tensors])
+    names = [spec.name for spec in catalogue.tensors]
+    return replay_tensors(archive, record, catalogue, names, look=look)
 
 
 def replay_tensors(
-    archive: Archive, record: CommitRecord, catalogue: Catalogue, names: Collection[str]
+    archive: Archive,
+    record: CommitRecord,
+    catalogue: Catalogue,
+    names: Collection[str],
+    *,
+    look: Look = _never,
 ) -> Tensors:
     """As ``replay``, for the tensors with these primary names only; every payload is read all the same.
 
@@ -61,11 +74,16 @@ def replay_tensors(
         raise ConfigError(f"{unknown[0]!r} is no primary name of the catalogue; ask for primary names")
     require(record.version, "the record", catalogue=(record.catalogue, catalogue.digest()))
     with archive.reading(record.version) as keep:
+
+        def before_payload() -> None:
+            look()
+            keep()
+
         found, failure = chains(archive, record), None
         while True:
             manifests = _next(found, record, failure)
             try:
-                return _rebuild(archive, record, catalogue, names, manifests, keep)
+                return _rebuild(archive, record, catalogue, names, manifests, before_payload)
             except IntegrityError as err:
                 failure = failure or err
 
@@ -92,7 +110,7 @@ def _rebuild(
     catalogue: Catalogue,
     names: Collection[str],
     manifests: Sequence[Manifest],
-    keep: Callable[[], None],
+    keep: Look,
 ) -> Tensors:
     specs = {spec.name: spec for spec in catalogue.tensors}
     target = _Target(
@@ -117,17 +135,18 @@ class _Target:
     """The tensors being rebuilt, and what the catalogue says about all of them.
 
     ``keep`` is called before each payload, see ``Archive.reading``: an anchor alone may take long to read.
+    It may raise, to end the work.
     """
 
     specs: dict[str, TensorSpec]
     aliases: frozenset[str]
     bits: Tensors
     limits: Limits
-    keep: Callable[[], None]
+    keep: Look
 
 
 def checked_items(
-    archive: Archive, manifest: Manifest, catalogue: Catalogue, keep: Callable[[], None] = lambda: None
+    archive: Archive, manifest: Manifest, catalogue: Catalogue, keep: Look = _never
 ) -> Iterator[Item]:
     """Every item of ``manifest`` in declared order, one payload decoded at a time, checked against both.
 
@@ -152,7 +171,7 @@ def checked_items(
         yield item
 
 
-def _items(archive: Archive, manifest: Manifest, limits: Limits, keep: Callable[[], None]) -> Iterator[Item]:
+def _items(archive: Archive, manifest: Manifest, limits: Limits, keep: Look) -> Iterator[Item]:
     """Every item of the manifest in declared order, one payload decoded at a time."""
     version = manifest.attempt.version
     for ref in manifest.payloads:

@@ -1,5 +1,8 @@
 """The owner between versions: fold-in, restarts, quoted records (DESIGN P5, P6, P9, P13)."""
 
+import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,7 @@ from tests.unit.owner_fleets import ONE, TENSORS, THREE, TWO, XOR, equal
 
 from dcr import observe
 from dcr.errors import (
+    AttemptFailed,
     ConfigError,
     Conflict,
     IntegrityError,
@@ -42,6 +46,32 @@ def test_detection_refuses_another_version(fleet: ToyFleet) -> None:
     fleet.owners[0].fence(ONE, record)
     with pytest.raises(IntegrityError, match="trackers are at version 0, the record at 4"):
         fleet.owners[0].construct(ONE, replace(record, version=4), False, XOR)
+
+
+def test_a_later_fence_ends_a_rebuild_between_two_payloads(fleet: ToyFleet, new: Tensors) -> None:
+    record = fleet.commit(ONE, fleet.construct(ONE, XOR), step=1)
+    shutil.rmtree(fleet.directory)
+    owner = fleet.restart(0)
+    fences: list[threading.Thread] = []
+    read: list[str] = []
+
+    def listen(event: observe.Event) -> None:
+        if event.name == "replay.payload":
+            read.append(event.name)
+            if not fences:
+                fences.append(threading.Thread(target=owner.fence, args=(TWO, record)))
+                fences[0].start()
+                running = owner._turn._running
+                while running is not None and not running.cancelled:
+                    time.sleep(0.001)
+
+    with observe.listening(listen), pytest.raises(AttemptFailed, match="was stopped"):
+        owner.fold_in(ONE, record)
+    fences[0].join(10)
+    assert not fences[0].is_alive()
+    assert owner.collect(None).baseline_version == 1
+    fleet.restart(1).fence(TWO, record)
+    assert equal(fleet.tracked(), new)
 
 
 @pytest.mark.parametrize("nth", [1, 2])

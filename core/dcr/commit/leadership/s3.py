@@ -5,7 +5,7 @@ monotonic clock, takes its place: no clocks are compared, and nothing in the buc
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -50,7 +50,8 @@ class S3Leadership:
         lease_s: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._address = address
+        # who cannot look stands down by its lease: it must not wait for a server as long as a run does
+        self._address = replace(address, patience_s=min(address.patience_s, lease_s / 3))
         self._where = {
             "Bucket": address.bucket,
             "Key": address.name(f"{check_segment(run, 'run id')}/leader"),
