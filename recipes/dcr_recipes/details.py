@@ -4,12 +4,14 @@ Only for people: no step depends on it. Rank 0 asks once after each refit, and t
 from the archive.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dcr.codec.inspect import PayloadInspection, inspect_payload, total
+from dcr.errors import MissingObject
 from dcr.model import Catalogue, Manifest, from_json
 from dcr.transport.base import Archive
 from dcr_recipes.summary import MetricsLog, Row
@@ -17,13 +19,15 @@ from dcr_recipes.trace.accounting import BOUNDS
 from dcr_recipes.trace.seconds import StageClock
 from dcr_recipes.traffic import TrafficMeter
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class StepDetails:
     """``archive`` None: a dense refit, which has no payloads; ``clock`` None: no stages are recorded.
 
     ``traffic`` None: payloads are not counted in the store. ``change_rates`` gets a row per step,
-    ``changed``: tensor -> [changed elements, elements].
+    ``changed``: tensor -> [changed elements, elements]; none for a step whose payloads are pruned already.
     """
 
     change_rates: Path
@@ -61,7 +65,11 @@ class StepDetails:
 
     def _payloads(self, step: int, archive: Archive, digest: str) -> Row:
         manifest = from_json(Manifest, archive.get_object("manifest", digest))
-        found = [inspect_payload(archive.get_payload(manifest, ref)) for ref in manifest.payloads]
+        try:
+            found = [inspect_payload(archive.get_payload(manifest, ref)) for ref in manifest.payloads]
+        except MissingObject as err:  # with chain.keep_versions=1 an anchor replaces them at once
+            logger.info("step %d: its payloads are not kept, so nothing is told of them: %s", step, err)
+            return {}
         catalogue = from_json(Catalogue, archive.get_object("catalogue", manifest.catalogue))
         changed = count_by_tensor(catalogue, found)
         version = manifest.attempt.version

@@ -1,5 +1,6 @@
 """``dcr.refit.Refit`` as a training loop may call it: one rank, real shards, a coordinator over HTTP."""
 
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from dcr.refit.versions import record_at
 from dcr.transport.directory import DirectoryStore
 from dcr.transport.rpc import serve
 from dcr_adapters.fsdp import FsdpShards
+from dcr_recipes.details import StepDetails
 
 CONFIG = RefitConfig(
     commit=CommitConfig(collect_deadline_s=10.0, max_attempts=2, retry_pause_s=0.0, min_receivers=0)
@@ -176,6 +178,23 @@ def test_kept_versions_are_the_trainers_own_and_lost_trackers_come_from_an_ancho
     assert again.open(resume=True).version == 6
     assert again.sync(7).num_changed == 5
     again.close()
+
+
+def test_of_payloads_that_an_anchor_replaced_at_once_nothing_is_told(site: Site, tmp_path: Path) -> None:
+    """Only the newest version is kept: where it has an anchor, its own delta is pruned within ``sync``."""
+    model = torch.nn.Linear(3, 5)
+    config = replace(CONFIG, chain=ChainConfig(anchor_every=2, anchor_share=0, keep_versions=1))
+    refit = composed(site, model, tmp_path, config=config)
+    refit.open(resume=False)
+    details, told = StepDetails(tmp_path / "change_rates.jsonl", site.archive), []
+    for step in range(1, 5):
+        model.weight.data[step] += step
+        record = refit.sync(step).record
+        told.append(bool(details.columns(step, record.version, record.manifest, timed=True)))
+    refit.close()
+    assert told == [True, False, True, False]
+    rates = (tmp_path / "change_rates.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in rates] == [1, 3]
 
 
 def _dense(model: torch.nn.Module) -> dict[str, torch.Tensor]:

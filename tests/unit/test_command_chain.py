@@ -49,6 +49,15 @@ def test_kept_versions_are_exported_and_pruned_ones_named(
     assert "version 2 is not kept; kept are 3 to 5" in capsys.readouterr().err
 
 
+def test_a_model_that_is_gone_is_noticed_before_anything_is_written(
+    made: StoredRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dcr_recipes.models.build.folder_of", lambda _: tmp_path / "gone")
+    assert main(["export", made.root, "--out", str(tmp_path / "out")]) == 2
+    assert "gone cannot be read" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("what", "told"), [("anchor/3-9/0/1", "3-9"), ("payload/5-15/1/0", "5-15")])
 def test_damage_of_anchor_and_deltas_is_found(
     made: StoredRun, what: str, told: str, capsys: pytest.CaptureFixture[str]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.run_folders import StoredRun, flip, stored_run
 
@@ -16,6 +17,7 @@ from dcr.errors import AttemptFailed
 from dcr.model import (
     AttemptId,
     Bits,
+    CommitRecord,
     Encoding,
     PathClass,
     RankDiagnosis,
@@ -25,12 +27,14 @@ from dcr.model import (
     bits_dtype,
 )
 from dcr.receiver.agent import ReceiverAgent
+from dcr.testing.history import random_tensors
 from dcr.testing.numpy_applier import NumpyApplier
 from dcr.testing.toy_runtime import RecordingGate
 from dcr.transport.object_transport import ObjectTransport
 from dcr.transport.peers import Peers
 from dcr.transport.rpc import serve
 from dcr_recipes.cli import main
+from dcr_recipes.commands import verify
 from dcr_recipes.commands.opened import open_run
 from dcr_recipes.commands.receivers import Auditor
 
@@ -301,3 +305,31 @@ def test_a_receiver_that_never_settles_is_a_failure(made: StoredRun) -> None:
     found = auditor.check("runtime-0")
     assert found is not None
     assert (found[0].verdict, "mixed" in found[0].detail) == ("failed", True)
+
+
+@pytest.mark.parametrize("moment", ["check_receivers", "check_archive"])
+def test_a_run_that_goes_on_meanwhile_is_judged_by_its_newest_record(
+    made: StoredRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """What only the record read first needs is pruned while receivers or the archive are looked at."""
+    look = getattr(verify, moment)
+    went_on: list[CommitRecord] = []
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        if not went_on:
+            went_on.append(made.history.records[-1])
+            other = random_tensors(made.history.catalogue, np.random.default_rng(9))
+            made.history.commit(other, encoding=Encoding.XOR)
+            made.commit()
+            _object(made, went_on[0].audit).unlink()
+        return look(*args, **kwargs)
+
+    monkeypatch.setattr(verify, moment, slow)
+    code, found = _verify(made, capsys)
+    assert (code, _failures(found)) == (0, [])
+    assert found["version"] == went_on[0].version + 1
+
+
+def _object(made: StoredRun, digest: str) -> Path:
+    (found,) = made.folder.store.glob(f"*/audit/*{digest}*")
+    return found

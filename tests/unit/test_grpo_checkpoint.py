@@ -93,6 +93,25 @@ def test_a_candidate_that_never_committed_does_not_push_out_the_committed_one(tm
     assert _folders(tmp_path) == [At(7, 4), At(8, 5)]
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("ranks", [(0,), (0, 1)])
+def test_the_last_complete_one_stays_until_another_is_committed(
+    tmp_path: Path, lost: int, ranks: tuple[int, ...]
+) -> None:
+    """A rank's file of the committed version is lost; the ranks begin with the one before, and die again."""
+    for version in (1, 2, 3):
+        _save(tmp_path, version, version)
+    _store(tmp_path, lost)._path(3, 3, lost).unlink()
+    _save(tmp_path, 4, 2, ranks)
+    for rank in (0, 1):
+        loaded = _store(tmp_path, rank).load_newest_not_after(3)
+        assert loaded is not None
+        assert (loaded.meta.version, loaded.meta.step) == (2, 2)
+    _save(tmp_path, 4, 2)
+    _save(tmp_path, 5, 3)
+    assert At(2, 2) not in _folders(tmp_path)
+
+
 def test_a_leftover_of_a_crash_is_cleared(tmp_path: Path) -> None:
     _save(tmp_path, 1, 1)
     (tmp_path / "version-00000001-step-00000001" / "rank-0.part").write_bytes(b"half")

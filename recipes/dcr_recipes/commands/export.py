@@ -12,6 +12,8 @@ from dcr_recipes.commands.arguments import add_json, add_run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transformers import PretrainedConfig
+
     from dcr.model import Catalogue
 
 _MIB = 1 << 20
@@ -61,12 +63,13 @@ def run(args: argparse.Namespace) -> int:
     catalogue = opened.site.catalogue(latest)
     version = latest.version if args.version is None else args.version
     record = record_at(archive, latest, catalogue, version)
+    configuration = _configuration(opened.config.model, catalogue)
     with _Bar(shown=not args.json) as advance:
         files = export_version(
             archive, record, catalogue,
             out=args.out.absolute(), file_bytes=args.file_mib * _MIB, advance=advance,
         )  # fmt: skip
-    _add_configuration(opened.config.model, catalogue, args.out)
+    _add_configuration(configuration, args.out)
     told: dict[str, Any] = {
         "version": version,
         "out": str(args.out),
@@ -89,23 +92,38 @@ def _words(told: dict[str, Any]) -> str:
     )
 
 
-def _add_configuration(model: str, catalogue: "Catalogue", out: Path) -> None:
-    """What stands beside the weights in the checkpoint that the run started from.
+def _configuration(model: str, catalogue: "Catalogue") -> "PretrainedConfig | list[Path]":
+    """What stands beside the weights in the checkpoint that the run started from; looked up before any work.
 
     A model without one has the configuration that it was built from, with the catalogue's dtype.
-    """
-    import shutil
 
+    Raises:
+        ConfigError: the checkpoint is not there any more.
+    """
+    from dcr.errors import ConfigError
     from dcr_recipes.models.build import served_config
 
     served = served_config(model)
     if not isinstance(served, Path):
         served.dtype = _dtype(catalogue)
-        served.save_pretrained(out)
+        return served
+    try:
+        found = sorted(served.iterdir())
+    except OSError as err:
+        raise ConfigError(
+            f"model: its configuration and tokenizer are exported too, and {served} cannot be read: {err}"
+        ) from err
+    return [path for path in found if path.is_file() and not path.name.endswith(_WEIGHTS)]
+
+
+def _add_configuration(configuration: "PretrainedConfig | list[Path]", out: Path) -> None:
+    import shutil
+
+    if not isinstance(configuration, list):
+        configuration.save_pretrained(out)
         return
-    for path in sorted(served.iterdir()):
-        if path.is_file() and not path.name.endswith(_WEIGHTS):
-            shutil.copyfile(path, out / path.name)
+    for path in configuration:
+        shutil.copyfile(path, out / path.name)
 
 
 def _dtype(catalogue: "Catalogue") -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dcr_recipes.commands.opened import OpenedRun
 
 EXIT_NOT_PROVEN = 1
+_TRIES = 3
 _NO_RECEIVER = "no receiver of this run is alive: no receiver was checked"
 
 
@@ -45,14 +46,14 @@ def run(args: argparse.Namespace) -> int:
     from dcr_recipes.commands.opened import open_run
 
     opened = open_run(args.run)
-    record = opened.state().record
     with _progress(shown=not args.json) as advance:
         receivers = check_receivers(opened)
         checked = receivers is not None
+        record, stored = check_latest(opened, advance, trackers=not checked)
         findings = [
             proven("record", f"version {record.version}, attempt {record.attempt}, step {record.step}"),
             *(receivers or [unchecked("receivers", _NO_RECEIVER)]),
-            *check_archive(opened, record, advance, trackers=not checked),
+            *stored,
         ]
     if args.json:
         print(json.dumps(_as_json(record, findings, checked=checked), indent=2))
@@ -80,6 +81,18 @@ def check_receivers(opened: "OpenedRun") -> list[Finding] | None:
     for name, answer in answers.items():
         findings += [failed(name, "does not answer, while others do")] if answer is None else answer
     return findings
+
+
+def check_latest(
+    opened: "OpenedRun", advance: "Advance", *, trackers: bool
+) -> "tuple[CommitRecord, list[Finding]]":
+    """The record, and findings of the archive behind it: a run that goes on may prune that meanwhile."""
+    tries = 0
+    while True:
+        record, tries = opened.state().record, tries + 1
+        findings = check_archive(opened, record, advance, trackers=trackers)
+        if not any_failed(findings) or tries == _TRIES or opened.state().record == record:
+            return record, findings
 
 
 def check_archive(

@@ -69,7 +69,9 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run in ``folder``, as one rank sees them. Two versions are kept.
+    """The checkpoints of one run in ``folder``, as one rank sees them.
+
+    Two versions are kept, and the newest complete one if it is neither.
 
     Ranks share the folder; each writes and removes only its own files.
     """
@@ -159,11 +161,13 @@ class CheckpointStore:
         """Drop this rank's files of all but the last two versions, and of candidates that never committed.
 
         A folder of this version or a later one, other than the one just written, is what an earlier
-        incarnation offered in vain: kept, it would push out the committed one.
+        incarnation offered in vain: kept, it would push out the committed one. The newest complete one
+        before this version stays: until this one is committed there may be no other to begin with.
         """
         pairs = self._pairs()
         vain = {pair for pair in pairs if pair[0] >= version and pair != (version, step)}
-        old = set([pair for pair in pairs if pair not in vain][:-_KEPT])
+        whole = [pair for pair in pairs if pair[0] < version and self._is_complete(*pair)]
+        old = set([pair for pair in pairs if pair not in vain][:-_KEPT]) - set(whole[-1:])
         for pair in vain | old:
             path = self._path(*pair, self._rank)
             path.unlink(missing_ok=True)
