@@ -30,39 +30,68 @@ def compose(words: Sequence[str]) -> RunConfig:
         ConfigError: an unknown key or choice, a wrong type, or a value out of range.
     """
     pairs = [_split(word) for word in words]
-    picked = [(key, text) for key, text in pairs if key in GROUPS]
+    picked = _picked(pairs)
     if ("model", TINY) in pairs and "recipe" not in dict(picked):
         picked.append(("recipe", "grpo_tiny"))  # it speaks no language: the default recipe is not for it
     tree = _compose_groups(picked)
-    for key, text in pairs:
-        if key not in GROUPS:
-            _assign(tree, key, text)
+    _assign_all(tree, pairs)
     return _checked(tree)
+
+
+def resumed(words: Sequence[str]) -> str | None:
+    """The ``run_dir`` of the run that ``words`` resume, which may be empty; None: they describe a new run.
+
+    The other words are not looked at: what they may say depends on the run.
+
+    Raises:
+        ConfigError: one of the two keys has a wrong value.
+    """
+    from omegaconf import OmegaConf
+
+    tree = OmegaConf.structured(RunConfig)
+    _assign_all(tree, [pair for pair in map(_split, words) if pair[0] in ("resume", "run_dir")])
+    return str(tree.run_dir) if tree.resume else None
 
 
 def recompose(saved: RunConfig, words: Sequence[str]) -> RunConfig:
     """Apply ``words`` to the configuration of a run that is resumed.
+
+    A group's choice that the run has already changes nothing.
 
     Raises:
         ConfigError: as for :func:`compose`, or a word changes what a run may not change.
     """
     from omegaconf import OmegaConf
 
+    pairs = [_split(word) for word in words]
     tree = OmegaConf.structured(saved)
-    for key, text in (_split(word) for word in words):
-        if key in GROUPS:
-            choice = _compose_groups([(key, text)])
-            OmegaConf.update(tree, key, choice[key])
-        else:
-            _assign(tree, key, text)
-    config = _checked(tree)
+    if picked := _picked(pairs):
+        chosen = _compose_groups(picked)
+        for group, _ in picked:
+            _pick_again(tree, chosen, group)
+    _assign_all(tree, pairs)
+    config = _settled(tree)
+    _require_kept(saved, config)
+    check_together(config)
+    return config
+
+
+def _pick_again(tree: "DictConfig", chosen: "DictConfig", group: str) -> None:
+    """Another choice than the run's takes its place, and is refused by the fixed key that names it."""
+    from omegaconf import OmegaConf
+
+    name = "recipe.task" if group == "recipe" else f"{group}.name"  # both recipes are named grpo
+    if OmegaConf.select(tree, name) != OmegaConf.select(chosen, name):
+        OmegaConf.update(tree, group, chosen[group])
+
+
+def _require_kept(saved: RunConfig, config: RunConfig) -> None:
     old, new = leaves(saved), leaves(config)
     for key in old:
         if key in RULES and RULES[key].fixed and old[key] != new[key]:
             raise ConfigError(
                 f"{key}: this run was started with {old[key]!r}; {new[key]!r} needs a new run_dir"
             )
-    return config
 
 
 def save(config: RunConfig, path: Path) -> None:
@@ -102,6 +131,10 @@ def _split(word: str) -> tuple[str, str]:
     return key, text
 
 
+def _picked(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(key, text) for key, text in pairs if key in GROUPS]
+
+
 def require_text(key: str, text: str) -> None:
     """Refuse what no JSON message or YAML file can hold.
 
@@ -127,6 +160,12 @@ def _compose_groups(picked: Sequence[tuple[str, str]]) -> "DictConfig":
     OmegaConf.set_struct(chosen, False)  # the schema alone says which keys there are
     with _one_line("the shipped configuration"):
         return cast("DictConfig", OmegaConf.merge(OmegaConf.structured(RunConfig), chosen))
+
+
+def _assign_all(tree: "DictConfig", pairs: Sequence[tuple[str, str]]) -> None:
+    for key, text in pairs:
+        if key not in GROUPS:
+            _assign(tree, key, text)
 
 
 def _assign(tree: "DictConfig", key: str, text: str) -> None:
@@ -171,6 +210,13 @@ def _parse(key: str, text: str, kind: type) -> object:
 
 
 def _checked(tree: object) -> RunConfig:
+    config = _settled(tree)
+    check_together(config)
+    return config
+
+
+def _settled(tree: object) -> RunConfig:
+    """Each value by itself is right and in its one form."""
     from omegaconf import OmegaConf
 
     with _one_line("configuration"):
@@ -180,10 +226,13 @@ def _checked(tree: object) -> RunConfig:
     for entry in config.faults.kill:
         parse_kill(entry)
     config.model = canonical(config.model)
-    if config.transport.path:
-        config.transport.path = str(Path(config.transport.path).expanduser().absolute())
-    check_together(config)
+    config.transport.path = _absolute(config.transport.path)
+    config.staging.path = _absolute(config.staging.path)
     return config
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path else ""
 
 
 def _check_leaf(key: str, value: object) -> None:

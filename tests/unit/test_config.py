@@ -5,8 +5,10 @@ import pytest
 
 from dcr.config import CommitConfig
 from dcr.errors import ConfigError
-from dcr_recipes.compose import choices, compose, load, recompose, save
+from dcr_recipes.compose import choices, compose, load, recompose, resumed, save
 from dcr_recipes.config import GROUPS, RULES, RunConfig, leaves
+from dcr_recipes.launch.folder import choose
+from dcr_recipes.layout import RunFolder
 
 
 def test_words_override_defaults() -> None:
@@ -150,6 +152,57 @@ def test_the_store_may_be_named_again_by_its_relative_path() -> None:
     saved = compose(["transport.path=shared/store"])
     assert saved.transport.path == str(Path("shared/store").absolute())
     assert recompose(saved, ["transport.path=shared/store"]) == saved
+
+
+def test_a_folder_for_staged_payloads_is_the_same_wherever_a_run_is_resumed() -> None:
+    assert compose(["staging.path=staged"]).staging.path == str(Path("staged").absolute())
+    assert compose(["staging.path=~/staged"]).staging.path == str(Path.home() / "staged")
+    assert compose([]).staging.path == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "run_dir"),
+    [
+        ([], None),
+        (["run_dir=a"], None),
+        (["resume=true"], ""),
+        (["run_dir=a", "commit.endpoints=[b]", "resume=True"], "a"),
+        (["resume=1", "run_dir=a", "run_dir=b"], "b"),
+        (["resume=true", "resume=false"], None),
+        (["+resume=true"], None),
+    ],
+)
+def test_two_keys_tell_which_run_is_resumed(words: list[str], run_dir: str | None) -> None:
+    assert resumed(words) == run_dir
+
+
+def test_a_bucket_whose_region_was_wrong_is_resumed(tmp_path: Path) -> None:
+    save(compose(["transport=s3", "transport.bucket=b", "transport.ahead=7"]), RunFolder(tmp_path).config)
+    told = ["resume=true", f"run_dir={tmp_path}", "transport.region=eu"]
+    for words in (told, [*told, "transport=s3"]):
+        transport = choose(words)[1].transport
+        assert (transport.region, transport.bucket, transport.ahead) == ("eu", "b", 7)
+
+
+def test_a_choice_that_a_run_has_already_changes_nothing() -> None:
+    saved = compose(["trainer.ranks=4", "runtime.instances=3", "codec.threads=2", "recipe.response_tokens=9"])
+    again = ["trainer=fsdp", "runtime=hf", "transport=directory", "commit=sqlite", "codec=planes"]
+    assert recompose(saved, [*again, "recipe=grpo_smollm2"]) == saved
+    assert recompose(saved, ["codec.threads=5", "codec=planes"]).codec.threads == 5
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("runtime=mixed", "runtime.name: this run was started with 'hf'; 'mixed' needs a new run_dir"),
+        ("commit=s3", "commit.name: this run was started with 'sqlite'; 's3' needs a new run_dir"),
+        ("codec=published", "codec.name: this run was started with 'planes'; 'published' needs a new"),
+        ("recipe=grpo_tiny", "recipe.task: this run was started with 'chain_sum'; 'random_tokens' needs"),
+    ],
+)
+def test_another_choice_needs_a_new_run(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        recompose(compose([]), [word])
 
 
 def test_resume_keeps_what_the_run_was_started_with() -> None:

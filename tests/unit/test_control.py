@@ -19,8 +19,9 @@ from dcr.testing.etcd import free_ports
 from dcr.transport.peers import Peers
 from dcr.transport.s3_client import S3Address
 from dcr_recipes.cli import main
-from dcr_recipes.compose import compose, recompose
+from dcr_recipes.compose import compose, recompose, save
 from dcr_recipes.launch.driver import check_control
+from dcr_recipes.launch.folder import choose
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.processes.serving import control_of, post_of
 
@@ -98,6 +99,41 @@ def test_what_does_not_go_together_is_named(words: list[str], message: str) -> N
 def test_a_run_keeps_its_control_plane() -> None:
     with pytest.raises(ConfigError, match=r"commit\.name: this run was started with 'sqlite'"):
         recompose(compose([]), ["commit=etcd", "commit.endpoints=[http://a:2379]"])
+
+
+@pytest.mark.parametrize("group", [[], ["commit=etcd"]])
+@pytest.mark.parametrize("resume", ["true", "TRUE", "1", "'yes'"])
+def test_a_cluster_that_moved_is_named_when_its_run_is_resumed(
+    group: list[str], resume: str, tmp_path: Path
+) -> None:
+    """Naming the control plane again resets nothing of it."""
+    kept = ["commit.coordinators=3", "commit.mode=async", "commit.finish_deadline_s=7"]
+    started = compose([*_ETCD, *kept])
+    save(started, RunFolder(tmp_path).config)
+    moved = ["commit.endpoints=[http://c:2379]", *group]
+    folder, config = choose([*moved, f"resume={resume}", f"run_dir={tmp_path}"])
+    assert folder.root == tmp_path
+    started.commit.endpoints = ["http://c:2379"]
+    assert config.commit == started.commit
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["commit.endpoints=[]"], "^commit.endpoints: commit.name=etcd needs client URLs"),
+        (["commit.mode=half"], "^commit.mode: 'half' is not a choice"),
+        (["commit.mod=async"], "^unknown key 'commit.mod'; nearest: commit.mode"),
+        (["commit=redis"], "^commit: 'redis' is not a choice"),
+        (["commit=sqlite"], "^commit.name: this run was started with 'etcd'; 'sqlite' needs a new run_dir"),
+        (["commit=s3"], "^commit.name: this run was started with 'etcd'; 's3' needs a new run_dir"),
+        (["transport.bucket=b"], "^transport.bucket: this run was started with ''; 'b' needs a new run_dir"),
+        (["transport.region=eu"], "^transport.region: transport=directory has none"),
+    ],
+)
+def test_what_a_resumed_run_cannot_be_told_is_named(words: list[str], message: str, tmp_path: Path) -> None:
+    save(compose(_ETCD), RunFolder(tmp_path).config)
+    with pytest.raises(ConfigError, match=message):
+        choose(["resume=true", f"run_dir={tmp_path}", *words])
 
 
 def test_an_etcd_that_does_not_answer_is_noticed_before_anything_starts() -> None:

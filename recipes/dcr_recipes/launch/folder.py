@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dcr.errors import ConfigError
-from dcr_recipes.compose import compose, load, recompose, require_text, save
+from dcr_recipes.compose import compose, load, recompose, require_text, resumed, save
 from dcr_recipes.config import RunConfig
 from dcr_recipes.layout import LATEST, RunFolder
 from dcr_recipes.summary import write_atomically
@@ -26,13 +26,14 @@ def choose(words: Sequence[str]) -> tuple[RunFolder, RunConfig]:
     Raises:
         ConfigError: the words are wrong, a new run names a folder in use, or a resumed one none.
     """
-    asked = compose(words)
-    if not asked.resume:
+    again = resumed(words)
+    if again is None:
+        asked = compose(words)
         root = Path(asked.run_dir) if asked.run_dir else _fresh(asked.recipe.name)
         with _usable("run_dir", root):
             _require_unused(root)
         return RunFolder(root.absolute()), asked
-    root = Path(asked.run_dir) if asked.run_dir else LATEST
+    root = Path(again) if again else LATEST
     folder = RunFolder(root.resolve())
     with _usable("run_dir", root):
         if not folder.config.exists():

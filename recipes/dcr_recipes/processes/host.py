@@ -24,7 +24,7 @@ class Host:
     storage: Storage
     gate: ServingGate
     receive: Callable[[CommitRecord], PumpedReceiver]
-    poll_s: float = 0.005
+    poll_s: float
 
     def worker(self, name: str, agent: PumpedReceiver | None = None) -> RuntimeWorker:
         """What the process serves; without ``agent`` an instance that the stock loader alone ever fills."""

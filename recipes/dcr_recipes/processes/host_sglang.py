@@ -37,7 +37,13 @@ def build(context: Context) -> Host:
     """
     serving, control, workers = _built(context)
     gate = ServingGate(EngineGate(control))
-    return Host(serving, _storage(workers), gate, receiver_of(context, workers, gate))
+    return Host(
+        serving,
+        _storage(workers),
+        gate,
+        receiver_of(context, workers, gate),
+        context.config.transport.poll_s,
+    )
 
 
 def build_silent(context: Context) -> RuntimeWorker:

@@ -45,7 +45,13 @@ def build(context: Context) -> Host:
     workers = Workers(control, folder=context.folder.exchange)
     gate = ServingGate(EngineGate(control))
     serving = VllmEngine(engine, thread)
-    return Host(serving, storage_of(workers, serving.call_workers), gate, receiver_of(context, workers, gate))
+    return Host(
+        serving,
+        storage_of(workers, serving.call_workers),
+        gate,
+        receiver_of(context, workers, gate),
+        context.config.transport.poll_s,
+    )
 
 
 def build_silent(context: Context) -> RuntimeWorker:
