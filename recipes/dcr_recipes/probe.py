@@ -12,6 +12,7 @@ from typing import Protocol
 
 from dcr.errors import IntegrityError, Unreachable
 from dcr_recipes.members import Members, Silence
+from dcr_recipes.runtime.answers import bits
 from dcr_recipes.summary import Row
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -159,7 +160,7 @@ def compare(answers: Mapping[str, Answer], version: int) -> None:
         names = sorted(name for name, answer in answers.items() if answer.hit is hit)
         for name in names[1:]:
             first, other = answers[names[0]], answers[name]
-            if (first.tokens, first.logprobs) != (other.tokens, other.logprobs):
+            if first.tokens != other.tokens or bits(first.logprobs) != bits(other.logprobs):
                 raise IntegrityError(
                     f"{names[0]} and {name} answer one prompt differently at version {version}: "
                     f"tokens {first.tokens} and {other.tokens}"

@@ -1,5 +1,6 @@
 """Rank 0's files of a run: step rows, dense candidates, the summary; and the proof of each refit."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from dcr_recipes.layout import RunFolder
 from dcr_recipes.mixed import Probers, Verifiers
 from dcr_recipes.probe import Prober
 from dcr_recipes.refitter import Figures
-from dcr_recipes.summary import MetricsLog, Row, summarize, write_summary
+from dcr_recipes.summary import MetricsLog, Row, diverged, summarize, write_summary
 from dcr_recipes.verify import Difference, Verifier, refuse
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
+logger = logging.getLogger(__name__)
 _KEPT_DENSE = 2
 """The candidate itself, and its predecessor, against which a dense refit counts changes."""
 
@@ -60,8 +62,15 @@ class Recorder:
         if self.prober is not None and not found:
             with observe.stage("trainer.probe", step=metrics.step, version=figures.version):
                 row |= self.prober.after(figures.version)
-        MetricsLog(self.folder.metrics).append(row)
+        self._append(row)
         refuse(found, figures.version)
+
+    def _append(self, row: Row) -> None:
+        """Write the row; the first that tells of a diverged training is logged, too."""
+        log = MetricsLog(self.folder.metrics)
+        if (words := diverged(row)) and not any(map(diverged, log.rows())):
+            logger.warning(words)
+        log.append(row)
 
     def _verify(self, row: Row, step: int, version: int) -> list[Difference]:
         if self.verifier is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dcr.errors import PayloadError
-from dcr_recipes.chaos.answers import Answer, Replayed, read_lines, sample, stale, write_line
+from dcr_recipes.chaos.answers import Answer, Replayed, is_mixed, read_lines, sample, stale, write_line
 from dcr_recipes.chaos.history import Commit, lost_versions, uncommitted
 from dcr_recipes.chaos.recoveries import Recovery, Struck
 from dcr_recipes.chaos.replay import Verdict, replay
@@ -181,3 +181,13 @@ def test_whatever_is_wrong_fails_the_run(change: dict[str, object], says: str) -
     assert not summary["ok"]
     assert any(says in problem for problem in summary["problems"])
     assert last_line(summary).endswith(": FAILED")
+
+
+def test_an_answer_of_a_diverged_policy_is_not_mixed(tmp_path: Path) -> None:
+    nan = float("nan")
+    path = tmp_path / "answers.jsonl"
+    path.write_text(write_line(replace(_answer(1), tokens=[[3]], logprobs=[[nan]])))
+    (answer,) = read_lines(path)
+    assert not is_mixed(answer, Replayed([[3]], [[-nan]]))
+    assert is_mixed(answer, Replayed([[4]], [[nan]]))
+    assert is_mixed(answer, Replayed([[3]], [[-0.5]]))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -276,3 +276,27 @@ def test_differing_bits_stop_the_run_after_the_row_is_written(
     assert [row["verify/differing_bits"] for row in _rows(folder)] == [0, 3]
     assert asked == [(dense_path(folder, 1), 1), (dense_path(folder, 2), 2)]
     assert not folder.summary.exists()
+
+
+class Diverging(Training):
+    """Its loss is not finite from step 2 on."""
+
+    def rollout_and_train(self, step: int, version: int) -> StepMetrics:  # type: ignore[explicit-override]
+        made = super().rollout_and_train(step, version)
+        self.history[-1] = replace(made, loss=float("nan") if step > 1 else 0.5)
+        return self.history[-1]
+
+
+def test_a_diverged_training_goes_on_and_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, folder = World(), RunFolder(tmp_path)
+    folder.dense.mkdir(parents=True)
+    for num_steps in (2, 4):
+        training = Diverging(world, lambda *_: None)
+        refitter = Refitter(world, training, lambda *_: None)
+        Loop(training, refitter, num_steps=num_steps, gathers=True, recorder=Recorder(folder, None)).run()
+    assert [row["train/loss"] for row in _rows(folder)] == [0.5, None, None, None]
+    told = [record.message for record in caplog.records if "diverged" in record.message]
+    assert len(told) == 1
+    assert told[0].startswith("training diverged: loss is not finite at step 2;")

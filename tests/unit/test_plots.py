@@ -112,3 +112,27 @@ def test_rates_are_grouped_by_layer_and_by_kind() -> None:
     kinds = heat_map(rows, kind_of)
     assert kinds.labels == ("embed_tokens", "norm", "q_proj", "up_proj")
     np.testing.assert_allclose(kinds.rates[:, 0], [0.1, np.nan, 0.25, 0.0])
+
+
+def test_a_diverged_run_is_drawn_too(tmp_path: Path) -> None:
+    folder, nan = _folder(tmp_path, 1), float("nan")
+    for step in (2, 3):
+        bad = dict.fromkeys(("reward/mean", "reward/std", "train/gen_kl_error"), nan)
+        MetricsLog(folder.metrics).append({**_row(step), **bad})
+    assert {path.name for path in draw_all(folder)} == NAMES
+    rows = MetricsLog(folder.metrics).rows()[1:]
+    folder.metrics.unlink()
+    for row in rows:
+        MetricsLog(folder.metrics).append(row)
+    assert {path.name for path in draw_all(folder)} == NAMES
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "change_rates.jsonl"])
+def test_the_command_names_a_damaged_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = _folder(tmp_path, 2)
+    lines = (folder.root / name).read_text().splitlines(keepends=True)
+    (folder.root / name).write_text("".join([lines[0][:9] + "\n", *lines[1:]]))
+    assert main(["plot", str(folder.root)]) == 1
+    assert f"{name}: line 1 is damaged" in capsys.readouterr().err

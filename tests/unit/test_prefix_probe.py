@@ -15,12 +15,16 @@ class Cached:
         self.weight = 1
         self.held: int | None = None
         self.refusals = 0
+        self.logprob = -0.5
         self.probe = PrefixProbe(self.ask, self.empty)
 
     def ask(self, prompt: list[int], max_new_tokens: int) -> Asked:
+        """Figures are new objects, as those of an engine are: Python takes one NaN for equal to itself."""
         hit = self.held is not None
         self.held = self.held if self.held is not None else self.weight
-        return Asked([self.held] * max_new_tokens, [-0.5] * max_new_tokens, len(prompt) if hit else 0)
+        return Asked(
+            [self.held] * max_new_tokens, [1.0 * self.logprob] * max_new_tokens, len(prompt) if hit else 0
+        )
 
     def empty(self) -> bool:
         if self.refusals:
@@ -57,3 +61,11 @@ def test_a_cache_that_cannot_be_emptied_yet_is_asked_again_and_then_proves_nothi
     engine.refusals = 10
     with pytest.raises(Unreachable, match="did not empty its prefix cache"):
         engine.probe.probe([1, 2], 3, fresh=True)
+
+
+def test_an_answer_of_a_diverged_policy_is_fresh() -> None:
+    engine = Cached()
+    engine.logprob = float("nan")
+    assert not engine.probe.probe([1, 2], 3, fresh=True).is_stale
+    engine.weight = 2
+    assert engine.probe.probe([1, 2], 3, fresh=True).is_stale

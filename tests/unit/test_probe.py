@@ -111,3 +111,16 @@ def test_one_that_hangs_is_left_out_in_time() -> None:
     assert replace(_prober(hung, member), away_s=20.0).after(5) == {"runtime/prompt_cache_hits": 6}
     with pytest.raises(Unreachable, match="runtime-0 did not answer"):
         replace(_prober(hung, member), away_s=200.0).after(5)
+
+
+def test_answers_of_a_diverged_policy_are_equal() -> None:
+    nan, other = Instance(logprob=float("nan")), Instance(logprob=-float("nan"))
+    _prober(nan, other).before(5)
+    assert _prober(nan, other).after(5) == {"runtime/prompt_cache_hits": 6}
+    with pytest.raises(IntegrityError, match="differently"):
+        _prober(nan, Instance()).after(5)
+
+
+def test_zeros_of_either_sign_are_different_bits() -> None:
+    with pytest.raises(IntegrityError, match="differently"):
+        _prober(Instance(logprob=0.0), Instance(logprob=-0.0)).after(5)

@@ -109,3 +109,23 @@ def test_figures_read_well() -> None:
     assert [size(n) for n in (999, 1000, 2.5e6, 3e12)] == ["999 B", "1.0 kB", "2.5 MB", "3.0 TB"]
     assert [duration(s) for s in (0.4, 59.6, 3661)] == ["0:00", "1:00", "1:01:01"]
     assert stage_words([{"step": 1, "refit/seconds": 1.0}]) == "no stages recorded"
+
+
+def test_a_diverged_step_has_dashes_and_is_explained_once(tmp_path: Path) -> None:
+    console, out = _shown()
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    with Progress(log.path, 3, console) as progress:
+        log.append(ROW)
+        for step in (2, 3):
+            nan = float("nan")
+            log.append({**ROW, "step": step, "reward/mean": nan, "train/loss": nan})
+        progress.update()
+        progress.update()
+    text = out.getvalue()
+    assert [line.split()[:2] for line in text.splitlines() if "/3 " in line] == [
+        ["1/3", "0.5000"], ["2/3", "-"], ["3/3", "-"],
+    ]  # fmt: skip
+    assert text.count("training diverged: loss and reward are not finite at step 2;") == 1
+    assert text.count("diverged") == 1
+    console.print(render(Picture(3, 3, 1.0, None, log.rows()[-1], [])))
+    assert "version v1, reward -, 0 differing bits" in out.getvalue()

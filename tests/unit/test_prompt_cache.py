@@ -1,5 +1,6 @@
 """Prompt cache: a hit changes no bit, and nothing of it outlives a change of weights."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,17 @@ def test_the_probe_is_a_request_like_others(tmp_path: Path) -> None:
     assert (first.hit, second.hit) == (False, True)
     assert (first.tokens, first.logprobs) == (second.tokens, second.logprobs)
     assert instance.worker.status().num_answers == 0
+
+
+def test_the_probe_of_a_diverged_policy_is_fresh() -> None:
+    model, prompts = _model(), NeverCleared(MANY)
+    engine = HfEngine(model, prompts)
+    engine.probe(PROMPT, 4, fresh=True)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(float("nan"))
+    assert engine.probe(PROMPT, 4, fresh=True).is_stale
+    diverged = HfEngine(model, PromptCache(MANY))
+    probed = [diverged.probe(PROMPT, 4, fresh=True) for _ in range(2)]
+    assert [(each.hit, each.is_stale) for each in probed] == [(False, False), (True, False)]
+    assert all(math.isnan(logprob) for logprob in probed[1].logprobs)

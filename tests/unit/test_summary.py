@@ -1,7 +1,13 @@
 import json
 from pathlib import Path
 
-from dcr_recipes.summary import MetricsLog, Row, summarize, write_summary
+import pytest
+
+from dcr.errors import PayloadError
+from dcr_recipes.launch.progress import step_line
+from dcr_recipes.summary import MetricsLog, Row, diverged, summarize, write_summary
+
+NAN, INF = float("nan"), float("inf")
 
 
 def _row(step: int, **more: object) -> Row:
@@ -52,3 +58,39 @@ def test_an_unverified_run_claims_no_proof_and_an_empty_one_no_change() -> None:
     assert summarize([_row(1)], final_version=1, weights_digest="", token_digest="")["differing_bits"] is None
     empty = summarize([], final_version=0, weights_digest="", token_digest="")
     assert (empty["num_steps"], empty["changed_fraction"], empty["differing_bits"]) == (0, 0.0, 0)
+
+
+def test_figures_that_are_not_finite_become_null_and_every_reader_takes_them(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append(_row(1))
+    log.append(_row(2, **{"reward/mean": NAN, "train/loss": -INF, "refit/seconds": 0.5}))
+    assert log.cut(2) == log.rows()
+    (_, row) = log.rows()
+    assert (row["reward/mean"], row["train/loss"], row["refit/seconds"]) == (None, None, 0.5)
+    assert step_line(row, 2).split()[:3] == ["2/2", "-", "2.000%"]
+    made = summarize(log.rows(), final_version=2, weights_digest="w", token_digest="t")
+    assert made["rewards"] == [0.1, None]
+    path = tmp_path / "summary.json"
+    write_summary(path, {**made, "rewards": [0.1, NAN], "pause_max_s": INF})
+    read = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert (read["rewards"], read["pause_max_s"]) == ([0.1, None], None)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, None])
+def test_a_diverged_training_is_told_in_words(bad: float | None) -> None:
+    assert diverged(_row(3, **{"train/loss": 0.5, "train/grad_norm": 1.0, "train/gen_kl_error": bad})) == ""
+    words = diverged(_row(3, **{"train/loss": bad, "train/grad_norm": 1.0}))
+    assert words.startswith("training diverged: loss is not finite at step 3;")
+    both = diverged(_row(4, **{"train/loss": bad, "train/grad_norm": bad}))
+    assert both.startswith("training diverged: loss and gradient norm are not finite at step 4;")
+
+
+@pytest.mark.parametrize("damaged", [b'{"step": 2, "ver', b"\xff\x00", b"", b"7"])
+def test_a_damaged_line_is_named(tmp_path: Path, damaged: bytes) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append(_row(1))
+    log.path.write_bytes(log.path.read_bytes() + damaged + b"\n")
+    log.append(_row(3))
+    for read in (log.rows, lambda: log.cut(1)):
+        with pytest.raises(PayloadError, match=r"metrics\.jsonl: line 2 is damaged"):
+            read()

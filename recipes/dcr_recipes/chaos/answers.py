@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dcr.model import from_json
 from dcr_recipes.grpo.seeds import derived_seed
+from dcr_recipes.runtime.answers import bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ def is_mixed(answer: Answer, replayed: Replayed) -> bool:
 
     Log probabilities count bit for bit: few weights change in a step, and the tokens often stay.
     """
-    return (answer.tokens, answer.logprobs) != (replayed.tokens, replayed.logprobs)
+    got, made = (list(map(bits, each.logprobs)) for each in (answer, replayed))
+    return answer.tokens != replayed.tokens or got != made
 
 
 def stale(answers: Sequence[Answer]) -> list[Answer]:

@@ -25,6 +25,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def reward(value: float | None) -> str:
+    """A mean reward, or a dash for one that is not finite."""
+    return "-" if value is None else f"{value:.4f}"
+
+
 def stage_means(rows: Sequence[Row]) -> dict[str, float]:
     """Mean seconds by stage over the rows that have them; stages that never ran are left out."""
     sums: dict[str, list[float]] = {}

@@ -8,7 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dcr_recipes.launch.figures import duration, size, stage_words
+from dcr_recipes.launch.figures import duration, reward, size, stage_words
 from dcr_recipes.summary import Row
 
 _BAR_COLUMNS = 30
@@ -68,7 +68,7 @@ def _last_step(row: Row) -> RenderableType:
     differing = row.get("verify/differing_bits")
     proof = "not verified" if differing is None else f"{differing} differing bits"
     lines = [
-        f"version v{row['version']}, reward {row['reward/mean']:.4f}, {proof}",
+        f"version v{row['version']}, reward {reward(row['reward/mean'])}, {proof}",
         f"changed {100 * row['refit/changed_fraction']:.3f}%, sent {size(sent)} of {size(dense)}{times}",
     ]
     if row.get("refit/seconds") is not None:

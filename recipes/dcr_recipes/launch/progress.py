@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from dcr_recipes.launch.figures import size
+from dcr_recipes.launch.figures import reward, size
 from dcr_recipes.launch.live import Picture, ProcessState, render
-from dcr_recipes.summary import MetricsLog, Row
+from dcr_recipes.summary import MetricsLog, Row, diverged
 
 _HEADER = (
     f"{'step':>7} {'reward':>8} {'changed':>9} {'sent':>9} {'of dense':>9} {'refit':>8} {'version':>8}"
@@ -26,7 +26,7 @@ def step_line(row: Row, num_steps: int) -> str:
     differing = row.get("verify/differing_bits")
     cells = (
         f"{row['step']}/{num_steps}".rjust(7),
-        f"{row['reward/mean']:>8.4f}",
+        f"{reward(row['reward/mean']):>8}",
         f"{100 * changed:>8.3f}%",
         f"{size(row['refit/payload_bytes']):>9}",
         f"{size(row['refit/dense_bytes']):>9}",
@@ -65,6 +65,7 @@ class Progress:
         self._start = self._first_step_at = self._last_step_at = time.monotonic()
         self._next_picture_at = 0.0
         self._phase = ""
+        self._told_diverged = False
         self._live = (
             Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
         )
@@ -102,11 +103,18 @@ class Progress:
             if self._shown == self._first:
                 self._console.print(_HEADER, highlight=False)
             self._console.print(step_line(row, self._num_steps), highlight=False)
+            self._tell_diverged(row)
             self._row = row
             self._shown += 1
             self._last_step_at = time.monotonic()
             if self._shown == self._first + 1:
                 self._first_step_at = self._last_step_at
+
+    def _tell_diverged(self, row: Row) -> None:
+        """Say once that the training has diverged, of the first step that shows it."""
+        if not self._told_diverged and (words := diverged(row)):
+            self._told_diverged = True
+            self.tell(words)
 
     def _refresh(self, live: Live) -> None:
         now = time.monotonic()

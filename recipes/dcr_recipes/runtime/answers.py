@@ -1,5 +1,6 @@
 """What a serving process answers; everything here travels as JSON."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -44,3 +45,8 @@ class RuntimeStatus:
     prompt_cache_misses: int = 0
     prompt_cache_clears: int = 0
     prompt_cache_bytes: int = 0
+
+
+def bits(logprobs: Iterable[float]) -> list[str]:
+    """Equal if and only if the bits of ``logprobs`` are: -0.0 is not 0.0, and a NaN is one, as in JSON."""
+    return [float(logprob).hex() for logprob in logprobs]

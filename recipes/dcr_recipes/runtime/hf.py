@@ -8,6 +8,7 @@ import torch
 from dcr.receiver.ports import NativeLoader
 from dcr_adapters.hf.generate import generate_group
 from dcr_adapters.hf.prompt_cache import PromptCache
+from dcr_recipes.runtime.answers import bits
 from dcr_recipes.runtime.dump import sampled, write_dump
 from dcr_recipes.runtime.files import dense_tensors
 from dcr_recipes.runtime.ports import CacheCounts, Group, Probed
@@ -35,7 +36,7 @@ class HfEngine:
         hits = self._prompts.figures().hits
         served = self._group(prompt, [0], max_new_tokens, 1.0, self._prompts)
         hit = self._prompts.figures().hits > hits
-        is_stale = fresh and served != self._group(prompt, [0], max_new_tokens, 1.0, None)
+        is_stale = fresh and _differ(served, self._group(prompt, [0], max_new_tokens, 1.0, None))
         return Probed(served.tokens[0], served.logprobs[0], hit, is_stale)
 
     def clear(self) -> None:
@@ -65,6 +66,11 @@ class HfEngine:
             prompts=prompts,
         )
         return Group(made.tokens.tolist(), made.logprobs.tolist())
+
+
+def _differ(one: Group, other: Group) -> bool:
+    """Whether a token or a bit of a log probability is another one."""
+    return one.tokens != other.tokens or list(map(bits, one.logprobs)) != list(map(bits, other.logprobs))
 
 
 class LoaderStorage:

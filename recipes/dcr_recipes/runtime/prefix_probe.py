@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dcr.errors import Unreachable
+from dcr_recipes.runtime.answers import bits
 from dcr_recipes.runtime.ports import CacheCounts, Probed
 
 _PATIENCE_S = 60.0
@@ -52,7 +53,7 @@ class PrefixProbe:
             again = self._ask(prompt, max_new_tokens)
             if hit:
                 again = self._ask(prompt, max_new_tokens)
-            is_stale = served != again
+            is_stale = _differ(served, again)
         return Probed(served.tokens, served.logprobs, hit, is_stale)
 
     def clear(self) -> None:
@@ -69,3 +70,9 @@ class PrefixProbe:
             if time.monotonic() >= end:
                 raise Unreachable(f"the engine did not empty its prefix cache in {_PATIENCE_S:g} s")
             time.sleep(_POLL_S)
+
+
+def _differ(one: Asked, other: Asked) -> bool:
+    """Whether another shape was computed, or a token or a bit of a log probability is another one."""
+    alike = one.num_cached == other.num_cached and one.tokens == other.tokens
+    return not alike or bits(one.logprobs) != bits(other.logprobs)
