@@ -86,9 +86,12 @@ class StepDetails:
 
 
 def count_by_tensor(catalogue: Catalogue, payloads: Sequence[PayloadInspection]) -> dict[str, list[int]]:
-    """[changed elements, elements] of every tensor under its primary name, unchanged ones included."""
+    """[changed elements, elements] of every tensor under its primary name, unchanged ones included.
+
+    Of absolute values all count as changed.
+    """
     changed: Counter[str] = Counter()
     for payload in payloads:
         for item in payload.items:
-            changed[item.name] += item.num_entries
+            changed[item.name] += item.num_changed
     return {spec.name: [changed[spec.name], spec.num_elements] for spec in catalogue.tensors}

@@ -16,7 +16,7 @@ from dcr.commit.control_plane.claimed import ClaimedPlane
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.remote import HttpCaller
 from dcr.config import ChainConfig, CommitConfig, RefitConfig
-from dcr.errors import ConfigError, Conflict
+from dcr.errors import ConfigError, Conflict, UnsupportedPath
 from dcr.refit import COORDINATOR, Refit, Site, compose_coordinator
 from dcr.refit.asking import Asker
 from dcr.refit.desk import Desk, Term
@@ -76,6 +76,24 @@ def test_open_is_called_once(site: Site, model: torch.nn.Module, tmp_path: Path)
             refit.open(resume=resume)
     assert refit.sync(1).record.version == 1
     refit.close()
+
+
+def test_weights_that_are_not_ready_become_no_first_version(
+    site: Site, model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: FsdpShards) -> str:
+        raise UnsupportedPath("gathered only in the next forward pass")
+
+    refit = composed(site, model, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(FsdpShards, "counters", refuse)
+        with pytest.raises(UnsupportedPath, match="next forward pass"):
+            refit.open(resume=False)
+    assert not (tmp_path / "trackers" / "trackers.json").exists()
+    refit.close()
+    again = composed(site, model, tmp_path)
+    assert again.open(resume=False).version == 0
+    again.close()
 
 
 def test_another_candidate_is_refused_while_one_is_under_way(

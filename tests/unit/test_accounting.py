@@ -69,7 +69,7 @@ def ms(seconds: float) -> float:
 def test_the_window_runs_from_the_first_construction_to_the_last_fold_in_without_the_check() -> None:
     found = only(transition())
     assert found.version == 1
-    assert ms(found.check_s) == 8, "both check at once: the busiest one counts"
+    assert ms(found.check_s) == 8, "both check at once: the one that ends last counts"
     assert ms(found.latency_s) == 90 - 8, "prepare is before it, settling after it"
 
 
@@ -174,3 +174,20 @@ def test_a_run_prints_means_of_what_was_accounted_for() -> None:
     )
     assert bounds_words({}) == ""
     assert mean_bounds([{"step": 1}]) == {}
+
+
+def test_a_check_beside_another_receivers_transport_saves_nothing() -> None:
+    """Receiver 0 has everything early and checks for long; receiver 1 is waited for, and checks 5 ms."""
+    found = only(
+        [
+            life("owner-0", span("owner.construct", 0, 20), span("owner.compare", 0, 10), fold(110, 115)),
+            life("runtime-0", span("receiver.apply", 20, 25), span("receiver.check", 25, 95)),
+            life(
+                "runtime-1",
+                span("receiver.fetch", 20, 95),
+                span("receiver.apply", 95, 100),
+                span("receiver.check", 100, 105),
+            ),
+        ]
+    )
+    assert (ms(found.latency_s), ms(found.check_s), ms(found.finalization_s)) == (110, 5, 10)

@@ -42,6 +42,16 @@ def test_counts_kinds_and_raw_bytes() -> None:
     assert (found.head.identity.owner, found.head.identity.parent) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("encoding", "changed"), [(Encoding.XOR, 2), (Encoding.DELTA16, 2), (Encoding.OVERWRITE, 8)]
+)
+def test_of_a_shard_that_goes_whole_differences_tell_what_changed(encoding: Encoding, changed: int) -> None:
+    values = np.array([0, 5, 0, 0, 0, 9, 0, 0], "<u2")
+    whole = Item("w", (16,), "bfloat16", encoding, np.arange(8, dtype=np.int64), values)
+    (found,) = inspect_payload(encode_payload([whole], attempt=AttemptId(7, 3), owner=1, sequence=2)).items
+    assert (found.num_entries, found.num_changed, found.changed_fraction) == (8, changed, changed / 16)
+
+
 def _planes() -> bytes:
     rows = [*every_kind().values(), *every_layout(), item("none", [])]
     return encode_payload(rows, attempt=AttemptId(7, 3), owner=1, sequence=2, codec=CodecConfig("planes"))

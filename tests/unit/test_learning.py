@@ -1,6 +1,7 @@
 """What learning makes of loaders that break a condition of Table A.2: another method, or refused by name."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,18 @@ def test_unreached_parameters_are_refused() -> None:
     runtime._tensors["stray"] = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
     with pytest.raises(UnsupportedPath, match=r"stray .*: no canonical tensor reaches this parameter"):
         _require(learn(runtime, runtime.catalogue))
+
+
+def test_a_part_that_no_tensor_reaches_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Q is packed with K and V, and the catalogue does not have it: its rows stay as they were loaded."""
+    runtime = _loaded()
+    learn(runtime, runtime.catalogue)
+    assert not caplog.records
+    tensors = tuple(spec for spec in runtime.catalogue.tensors if spec.name != Q)
+    learn(runtime, replace(runtime.catalogue, tensors=tensors))
+    (told,) = (record.getMessage() for record in caplog.records)
+    size = next(spec.num_bytes for spec in runtime.catalogue.tensors if spec.name == Q)
+    assert told.startswith(f"qkv: {size} of ")
 
 
 def test_every_refused_tensor_and_the_remedy_are_named() -> None:

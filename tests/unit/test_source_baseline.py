@@ -11,7 +11,8 @@ import pytest
 
 from dcr import observe
 from dcr.errors import ConfigError, IntegrityError, StoreError
-from dcr.model import TensorSpec
+from dcr.indexmap import IndexMap
+from dcr.model import Bits, TensorSpec
 from dcr.source import UNPROVEN, AffineTask, Baseline, owned
 from dcr.source.change import Change, WholeChange, find_change
 from dcr.source.digests import DigestTable, TaskDigests, digest_task
@@ -323,3 +324,28 @@ def test_rank_without_tasks(tmp_path: Path) -> None:
     baseline = Baseline.create(tmp_path, [], lambda task: np.zeros(0, np.uint8), audit_key=KEY)
     baseline.fold_in(1, {}, [])
     assert Baseline.load(tmp_path, [], audit_key=KEY).version == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "offsets"),
+    [((2, 4), (2, 0)), ((4, 2), (0, 0)), ((2, 4), (0, 0))],
+    ids=["rows", "columns", "same"],
+)
+def test_trackers_of_other_elements_are_rebuilt(
+    tmp_path: Path, shape: tuple[int, int], offsets: tuple[int, int]
+) -> None:
+    """A shard of the same name, dtype and size in another place: another rank's folder, another sharding."""
+    canonical = np.arange(16, dtype=np.uint16)
+
+    def of(shape: tuple[int, int], offsets: tuple[int, int]) -> AffineTask:
+        return AffineTask("w", "w", "bfloat16", 8, IndexMap.from_block(shape, offsets, (4, 4)), (0,))
+
+    def read(task: AffineTask) -> Bits:
+        return canonical[task.map.to_far(np.arange(8, dtype=np.int64))]
+
+    Baseline.create(tmp_path, [of((2, 4), (0, 0))], read, audit_key=KEY)
+    task = of(shape, offsets)
+    loaded = Baseline.load(tmp_path, [task], audit_key=KEY)
+    assert loaded.version == (0 if (shape, offsets) == ((2, 4), (0, 0)) else UNPROVEN)
+    loaded.bring_to(0, lambda names: dict.fromkeys(names, canonical))
+    assert np.array_equal(loaded.bits(task), read(task))

@@ -24,6 +24,7 @@ from dcr.codec.payload import decode_payload, read_rows
 from dcr.codec.sections import read_section_table
 from dcr.codec.table import Row
 from dcr.codec.unpack import Unpacker
+from dcr.model import Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,11 @@ class Coding:
 
 @dataclass(frozen=True, slots=True)
 class ItemInspection:
-    """One item. ``location_kind`` is what ``kinds.location_name`` says: run, gap8, rice5 and so on."""
+    """One item. ``location_kind`` is what ``kinds.location_name`` says: run, gap8, rice5 and so on.
+
+    ``num_changed``: entries whose difference is not zero, for a shard that is sent whole has others too; of
+    absolute values it cannot be told, and all count.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -50,14 +55,15 @@ class ItemInspection:
     encoding: str
     num_elements: int
     num_entries: int
+    num_changed: int
     location_kind: str
     locations: Coding
     values: Coding
 
     @property
     def changed_fraction(self) -> float:
-        """Entries over elements of the whole tensor; 0 for a tensor without elements."""
-        return self.num_entries / self.num_elements if self.num_elements else 0.0
+        """Changed entries over elements of the whole tensor; 0 for a tensor without elements."""
+        return self.num_changed / self.num_elements if self.num_elements else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +180,16 @@ def _inspect(row: Row, item: Item, codings: tuple[Coding, Coding]) -> ItemInspec
         encoding=item.encoding.value,
         num_elements=item.num_elements,
         num_entries=item.num_entries,
+        num_changed=_num_changed(item),
         location_kind=location_name(row.location_type),
         locations=replace(locations, bound_bits=location_bits),
         values=replace(values, bound_bits=value_bound_bits(item.values)),
     )
+
+
+def _num_changed(item: Item) -> int:
+    absolute = item.encoding is Encoding.OVERWRITE
+    return item.num_entries if absolute else int(np.count_nonzero(item.values))
 
 
 def _span(item: Item, in_strips: bool) -> int:

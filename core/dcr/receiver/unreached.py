@@ -1,38 +1,79 @@
 """Parameters that no canonical tensor reaches: the catalogue or the loader is not this model's (R11)."""
 
-from bisect import bisect_left
+import logging
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import accumulate
 
 import torch
 
 from dcr.receiver.overlap import Region
 from dcr.receiver.storages import Storages
-from dcr.receiver.trace import Kind, extent_of
+from dcr.receiver.trace import Extent, Kind, extent_of
+
+_log = logging.getLogger(__name__)
 
 
 def unreached(
     resident: dict[str, torch.Tensor], regions: Iterable[Region], storages: Storages
 ) -> dict[str, str]:
-    """Parameter -> reason, of those into whose bytes nothing but constants is written."""
-    reached: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    """Parameter -> reason, of those into whose bytes nothing but constants is written.
+
+    One of which a part is reached by nothing at all is told of in the log: that part keeps what loading left.
+    """
+    reached, written = Reach(), Reach()
     for region in regions:
+        written.add(region.write.extent)
         if region.write.kind is not Kind.CONSTANT:
-            storage, start, stop = region.write.extent
-            reached[storage].append((start, stop))
-    starts, ends = {}, {}
-    for storage, found in reached.items():
-        found.sort()
-        starts[storage] = [start for start, _ in found]
-        ends[storage] = list(accumulate((stop for _, stop in found), max))
+            reached.add(region.write.extent)
     missing = {}
     for name, tensor in resident.items():
         number = storages.number_of(name)
         if isinstance(tensor, torch.nn.Parameter) and tensor.numel() and number is not None:
             place = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
             extent = extent_of(number, *place, tensor.element_size())
-            before = bisect_left(starts.get(number, []), extent.stop)
-            if before == 0 or ends[number][before - 1] <= extent.start:
+            if not reached.num_bytes(extent):
                 missing[name] = "no canonical tensor reaches this parameter"
+            elif left := extent.stop - extent.start - written.num_bytes(extent):
+                _log.warning(
+                    "%s: %d of %d bytes are reached by no canonical tensor and keep what the model was "
+                    "loaded with; unless they are padding, the catalogue lacks a tensor that is packed there",
+                    name, left, extent.stop - extent.start,
+                )  # fmt: skip
     return missing
+
+
+class Reach:
+    """Which bytes of storages are written, as far as the extents of writes tell."""
+
+    def __init__(self) -> None:
+        self._extents: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._merged: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, extent: Extent) -> None:
+        """One write."""
+        self._extents[extent.storage].append((extent.start, extent.stop))
+        self._merged.pop(extent.storage, None)
+
+    def num_bytes(self, extent: Extent) -> int:
+        """How many bytes of ``extent`` some write's extent covers."""
+        spans = self._spans(extent.storage)
+        first = bisect_right(spans, extent.start, key=lambda span: span[1])
+        covered = 0
+        for start, stop in spans[first:]:
+            if start >= extent.stop:
+                break
+            covered += min(stop, extent.stop) - max(start, extent.start)
+        return covered
+
+    def _spans(self, storage: int) -> list[tuple[int, int]]:
+        """Disjoint and ascending."""
+        if storage not in self._merged:
+            merged: list[tuple[int, int]] = []
+            for start, stop in sorted(self._extents.get(storage, [])):
+                if merged and start <= merged[-1][1]:
+                    merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+                else:
+                    merged.append((start, stop))
+            self._merged[storage] = merged
+        return self._merged[storage]

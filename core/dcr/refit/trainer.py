@@ -139,6 +139,7 @@ class Refit:
         it this rank's baseline is the returned record's version, whatever its weights are (P13).
 
         Raises:
+            UnsupportedPath: a new run, and the source's weights are not ready to be read.
             ConfigError: the run exists and ``resume`` is false, or it is of another model (P15), which is
                 noticed before trackers are touched; or this was called before; or the trackers'
                 folder is another rank's.
@@ -240,6 +241,8 @@ class Refit:
     def _baseline(self, found: CommitRecord | None) -> Baseline:
         tasks = owned(self._source.tasks(), self._rank)
         key, persistent = self._catalogue.audit_key, self._config.trackers == "mapped"
+        if found is None:
+            self._source.counters()  # refuses weights that an optimizer has not handed on yet
         if self._residual is not None and found is None:
             self._residual.collect(None)
         if found is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcr.errors import PayloadError
+from dcr.indexmap import IndexMap
 from dcr.model import AuditDigest, digest_hex, from_json, to_json
 from dcr.source.task import AffineTask
 from dcr.source.tracker_file import disk_errors
@@ -41,8 +42,20 @@ class TrackerIndex:
 
 def layout_digest(tasks: Sequence[AffineTask], audit_key: str) -> str:
     """Names the tasks in file order and the digest key: another layout's trackers prove nothing."""
-    rows = [[task.key, task.name, task.dtype, task.num_elements, list(task.aliases)] for task in tasks]
+    rows = [
+        [task.key, task.name, task.dtype, task.num_elements, list(task.aliases), *_places(task.map)]
+        for task in tasks
+    ]
     return digest_hex(to_json([audit_key, rows]))
+
+
+def _places(where: IndexMap) -> tuple[int, list[list[object]]]:
+    """Which canonical elements a shard holds, and in which order: equal digests prove nothing of others."""
+    boxes = [
+        [list(box.shape), box.src_offset, list(box.src_strides), box.dst_offset, list(box.dst_strides)]
+        for box in where.boxes
+    ]
+    return where.dst_size, boxes
 
 
 def write_index(path: Path, index: TrackerIndex) -> None:

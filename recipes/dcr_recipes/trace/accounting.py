@@ -7,8 +7,9 @@ owners send payloads, receivers fetch them where the transport is an object stor
 follows the last application, the check left out again. Prepare precedes t0, cleanup and the gate's reopening
 follow t1; residual tensors are converted before prepare, so a window that has them begins there and holds it.
 
-Several receivers check at the same time: the busiest one's check is what is taken off, so that latency is
-never understated. All times are brought to one clock by each life's header (``dcr_recipes.trace.merge``).
+Several receivers check beside one another: what is taken off is by how much the last of them would have
+ended earlier, so that latency is never understated. All times are brought to one clock by each life's header
+(``dcr_recipes.trace.merge``).
 """
 
 from collections import defaultdict
@@ -17,7 +18,7 @@ from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from dcr_recipes.trace.files import Life
-from dcr_recipes.trace.intervals import Interval, busiest_ns
+from dcr_recipes.trace.intervals import Interval, busiest_ns, saved_ns
 from dcr_recipes.trace.merge import clock_offsets
 
 ByParty: TypeAlias = dict[str, list[Interval]]
@@ -105,14 +106,14 @@ def _account(version: int, seen: Sequence[_Seen], folds: Sequence[_Seen], end: i
     applied = [each.interval.end for each in work if each.name == APPLY]
     final = Interval(max(applied, default=start), end)
     checks = _by_party(work, CHECKS)
-    check_ns = busiest_ns(checks, window)
+    check_ns = saved_ns(checks, window)
     return Accounting(
         version=version,
         latency_s=(end - start - check_ns) / 1e9,
         construction_s=busiest_ns(_by_party(work, COMPUTE), window) / 1e9,
         upload_s=busiest_ns(_by_party(work, {SENDS}), window) / 1e9,
         download_s=busiest_ns(_by_party(work, {FETCHES}), window) / 1e9,
-        finalization_s=(final.end - final.start - busiest_ns(checks, final)) / 1e9,
+        finalization_s=(final.end - final.start - saved_ns(checks, final)) / 1e9,
         check_s=check_ns / 1e9,
     )
 
