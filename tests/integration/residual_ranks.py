@@ -6,9 +6,10 @@ usage: python -m tests.integration.residual_ranks FOLDER; writes ``told-<rank>.j
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -103,6 +104,11 @@ def heard(name: str) -> Iterator[list[str]]:
         yield found
 
 
+def undigested(source: Quantized) -> Any:
+    """Inside, there is no room to digest what ``source`` reads."""
+    return patch.object(source, "input_digests", side_effect=MemoryError("host copy"))
+
+
 def story(folder: Path, rank: int) -> None:
     """Every step is taken by all ranks together."""
     with coordinated(folder) as site:
@@ -117,6 +123,8 @@ def story(folder: Path, rank: int) -> None:
         one.sync(3, "disagree")
         source.other[:] = np.arange(rank, rank + 2) * 2
         one.sync(3, "agree")
+        with undigested(source) if rank == 1 else nullcontext():
+            one.sync(4, "undigested")
         source.rows += 1.0
         source.spoil = lambda part: None if (rank, part.name) == (2, "weight.quantized") else part
         one.sync(4, "missing")

@@ -60,6 +60,10 @@ def test_parts_that_disagree_fail_the_attempt_on_every_rank_by_name(folder: Path
     assert told(folder, "agree") == [[3, 3]] * WORLD
 
 
+def test_inputs_that_cannot_be_digested_fail_the_attempt_on_every_rank(folder: Path) -> None:
+    assert told(folder, "undigested") == ["AttemptFailed: MemoryError: host copy (found on rank 1)"] * WORLD
+
+
 def test_elements_that_nobody_gives_fail_the_attempt_on_every_rank(folder: Path) -> None:
     for message in told(folder, "missing"):
         assert message.startswith(

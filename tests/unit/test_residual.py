@@ -82,13 +82,23 @@ class Ranks:
             shards.settled(AttemptId(0, 0))
 
     def collect(self, base: AttemptId | None) -> list[tuple[str, ...]]:
+        found, failed = self._collected(base)
+        if failed:
+            raise failed[0]
+        return found
+
+    def failures(self, base: AttemptId | None) -> list[str]:
+        """What the ranks raise."""
+        return [f"{type(err).__name__}: {err}" for err in self._collected(base)[1]]
+
+    def _collected(self, base: AttemptId | None) -> tuple[list[tuple[str, ...]], list[Exception]]:
         found: list[tuple[str, ...]] = [()] * WORLD
-        failed: list[BaseException] = []
+        failed: list[Exception] = []
 
         def one(rank: int) -> None:
             try:
                 found[rank] = self.shards[rank].collect(base)
-            except AttemptFailed as err:
+            except Exception as err:  # noqa: BLE001 -- raised again by the test's own thread
                 failed.append(err)
 
         threads = [threading.Thread(target=one, args=(rank,)) for rank in range(WORLD)]
@@ -96,9 +106,7 @@ class Ranks:
             thread.start()
         for thread in threads:
             thread.join()
-        if failed:
-            raise failed[0]
-        return found
+        return found, failed
 
     def changed(self) -> dict[str, list[int]]:
         """Canonical elements whose read bits differ from the trackers', by name, over all ranks."""
@@ -172,6 +180,33 @@ def test_a_conversion_that_breaks_fails_the_attempt_on_every_rank(ranks: Ranks) 
     ranks.sources[0].other[:] = 2.0
     with pytest.raises(AttemptFailed, match=r"RuntimeError: out of memory \(found on rank 1\)"):
         ranks.collect(AttemptId(0, 0))
+
+
+def test_inputs_that_cannot_be_digested_fail_the_attempt_on_every_rank(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> dict[str, str]:
+        raise MemoryError("host copy")
+
+    ranks.sources[0].other[:] = ranks.sources[1].other[:] = 2.0
+    with monkeypatch.context() as patched:
+        patched.setattr(ranks.sources[1], "input_digests", broken)
+        told = ranks.failures(AttemptId(0, 0))
+    assert told == ["AttemptFailed: MemoryError: host copy (found on rank 1)"] * WORLD
+    assert ranks.sources[0].asked == []  # nobody converts for an attempt that is given up
+    assert ranks.collect(AttemptId(0, 0)) == [("other.copy",)] * WORLD
+
+
+def test_parts_that_cannot_be_put_together_fail_the_attempt_on_every_rank(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Bits:
+        raise MemoryError("whole tensor")
+
+    ranks.sources[0].other[:] = ranks.sources[1].other[:] = 2.0
+    monkeypatch.setattr("dcr.source.residual_shards.assemble", broken)
+    told = ranks.failures(AttemptId(0, 0))
+    assert [why.partition(" (")[0] for why in told] == ["AttemptFailed: MemoryError: whole tensor"] * WORLD
 
 
 def test_elements_that_nobody_gives_fail_with_the_ranges(ranks: Ranks) -> None:

@@ -5,18 +5,20 @@ rule: only the plain shardings and gated halves are direct, and neither embeddin
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dcr.errors import ConfigError, UnsupportedPath
 from dcr.model import known_dtypes
 from dcr.source.residual import ResidualConversion
 from dcr_adapters.megatron.closed_form import definer, handler_of
+from dcr_adapters.megatron.copies import with_copies
 from dcr_adapters.megatron.mapped import Source
 from dcr_adapters.megatron.pieces import Piece, Stack, Target, piece_of, transposed
-from dcr_adapters.megatron.probe import localize, select
-from dcr_adapters.megatron.selections import pieces_of_selections
+from dcr_adapters.megatron.probe import Selection, localize, output_names, select
+from dcr_adapters.megatron.selections import cropped, pieces_of_selections
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +31,8 @@ class Setting:
     """What the classification of a model's tasks has in common.
 
     ``bridge`` is the model's bridge, ``vocab_size`` the canonical one, ``adapters`` the low-rank
-    parameters that are merged into each base parameter.
+    parameters that are merged into each base parameter, ``names`` the global name of every parameter
+    and buffer of this rank, by its ``id``.
     """
 
     bridge: Any
@@ -38,6 +41,7 @@ class Setting:
     classification: str = "closed_form"
     hf_state: Mapping[str, Any] = field(default_factory=dict)
     adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.classification not in CLASSIFICATIONS:
@@ -63,14 +67,15 @@ def classify(task: Any, setting: Setting, *, shape: tuple[int, ...], size: int, 
     Raises:
         UnsupportedPath: the layout cannot be exact; names parameter, layout and reason.
     """
-    reason = _reason_for_residual(task, setting)
-    if reason is not None:
-        return _residual(task, setting, reason)
     mapping = localize(task.mapping, size, rank)
     source = Source(mapping, task.megatron_module, shape, size, rank)
+    reason = _reason_for_residual(task, setting)
+    if reason is not None:
+        return _residual(task, setting, source, reason)
     handler = handler_of(task.mapping)
     targets = handler(source) if handler is not None else None
-    if targets is not None and _hook_keeps(task, setting, targets):
+    targets = _with_added(task, setting, targets) if targets is not None else None
+    if targets is not None:
         return Direct(task.global_param_name, _pieces(task, setting, source, targets))
     return _probed(task, setting, source)
 
@@ -117,28 +122,47 @@ def _published_reason(task: Any) -> str | None:
     return None
 
 
-def _residual(task: Any, setting: Setting, reason: str) -> ResidualConversion:
+def _residual(task: Any, setting: Setting, source: Source, reason: str) -> ResidualConversion:
     name = task.global_param_name
-    inputs = (name, *setting.adapters.get(name, ()))
-    return ResidualConversion(name, inputs, names_of(task.mapping), reason)
+    inputs = (name, *setting.adapters.get(name, ()), *_beside(task, setting))
+    outputs = _outputs(task, setting, source)
+    return ResidualConversion(name, tuple(dict.fromkeys(inputs)), outputs, reason)
 
 
-def _hook_keeps(task: Any, setting: Setting, targets: tuple[Target, ...]) -> bool:
-    """Whether the bridge's hook on converted weights leaves those of this task as they are."""
+def _beside(task: Any, setting: Setting) -> Iterator[str]:
+    """Global names of all that the task's module holds, any of which its mapping may read."""
+    module = task.megatron_module
+    if module is None:
+        return
+    prefix = "".join(task.global_param_name.rpartition(".")[:2])
+    for own, tensor in chain(module.named_parameters(), module.named_buffers()):
+        yield setting.names.get(id(tensor), prefix + own)
+
+
+def _outputs(task: Any, setting: Setting, source: Source) -> tuple[str, ...]:
+    """Canonical names that the export gives: the hooks' too, which may add a scale or another copy."""
+
+    def hooked(converted: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+        kept = _modify(task, setting, converted)
+        if task.export_hook is None:
+            return kept
+        return {new: each for name, old in kept.items() for new, each in task.export_hook(name, old)}
+
+    declared = names_of(task.mapping)
+    if getattr(task.mapping, "is_grouped_export", False):
+        return declared
+    return output_names(source.mapping, source.module, source.shape, hooked) or declared
+
+
+def _with_added(task: Any, setting: Setting, targets: tuple[Target, ...]) -> tuple[Target, ...] | None:
+    """``targets`` and the copies of them that the bridge's hook adds; None if it does anything else."""
     from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
 
     if getattr(task.mapping, "is_grouped_export", False):  # stacked instead; the hook never sees them
-        return True
+        return targets
     if definer(setting.bridge, "maybe_modify_converted_hf_weight") is MegatronModelBridge:
-        return True
-    import torch
-
-    given = {target.name: torch.zeros(()).expand(target.shape) for target in targets}
-    try:
-        kept = _modify(task, setting, dict(given))
-    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError):
-        return False
-    return all(kept.get(name) is tensor for name, tensor in given.items())
+        return targets
+    return with_copies(targets, lambda converted: _modify(task, setting, converted))
 
 
 def _modify(task: Any, setting: Setting, converted: "dict[str, torch.Tensor]") -> dict[str, Any]:
@@ -163,7 +187,7 @@ def _pieces(task: Any, setting: Setting, source: Source, targets: tuple[Target, 
     return tuple(pieces)
 
 
-def _vocabulary(task: Any, setting: Setting, targets: tuple[Target, ...]) -> int | None:
+def _vocabulary(task: Any, setting: Setting, targets: Sequence[Target | Selection]) -> int | None:
     """Canonical rows of an embedding or output head, whose shards are padded for the trainer."""
     if setting.vocab_size is None or not is_embedding_or_output(task.param_weight):
         return None
@@ -207,10 +231,13 @@ def _probed(task: Any, setting: Setting, source: Source) -> Classified:
     hooked = None if stack is not None else lambda converted: _modify(task, setting, converted)
     found = select(source.mapping, source.module, source.shape, hooked)
     if isinstance(found, str):
-        return _residual(task, setting, f"{type(task.mapping).__name__}: {found}")
+        return _residual(task, setting, source, f"{type(task.mapping).__name__}: {found}")
+    num_rows = _vocabulary(task, setting, found)
+    if num_rows is not None:
+        found = tuple(cropped(each, num_rows) for each in found)
     pieces = pieces_of_selections(found, source.shape, stack)
     if isinstance(pieces, str):
-        return _residual(task, setting, f"{type(task.mapping).__name__}: {pieces}")
+        return _residual(task, setting, source, f"{type(task.mapping).__name__}: {pieces}")
     if stack is not None and getattr(task.mapping, "transpose_on_export", False):
-        return _residual(task, setting, f"{type(task.mapping).__name__}: stacked and transposed")
+        return _residual(task, setting, source, f"{type(task.mapping).__name__}: stacked and transposed")
     return Direct(task.global_param_name, pieces)

@@ -1,5 +1,6 @@
 """Residual conversion by the Bridge itself: its export of some tasks, with its own collectives (R5)."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,10 +10,13 @@ import torch.distributed as dist
 
 from dcr.errors import UnsupportedPath
 from dcr.indexmap import IndexMap
-from dcr.model import TensorSpec, digest_hex, stored_bits
+from dcr.model import TensorSpec, stored_bits
 from dcr.source.ownership import stable_hash
 from dcr.source.residual import Part
-from dcr_adapters.megatron.model import global_parameters, model_bridge_of
+from dcr_adapters.megatron.model import global_state, model_bridge_of
+
+_DIGESTED = 1 << 24
+"""Elements that are brought to the host at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,10 @@ class Export:
         wanted = set(names)
         held = {task.global_param_name: task for task in self._tasks if task.param_weight is not None}
         tensors = {name: _live(task).param_weight for name, task in held.items() if name in wanted}
-        for name, parameter in global_parameters(self._chunks):
+        for name, tensor in global_state(self._chunks):
             if name in wanted:
-                tensors.setdefault(name, parameter)
-        return {name: digest_hex(stored_bits(tensor).tobytes()) for name, tensor in tensors.items()}
+                tensors.setdefault(name, tensor)
+        return {name: digest_of(tensor) for name, tensor in tensors.items()}
 
     def _converted(self, names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
         chosen = [position for position in self._positions if names & set(position.outputs)]
@@ -85,9 +89,19 @@ class Export:
         for name, tensor in streamed:
             if name not in names:
                 continue
-            cropped = tensor if rows[name] is None else tensor[: rows[name]]
+            cropped = tensor[: rows[name]] if tensor.ndim else tensor
             is_cast = self._served is not None and cropped.is_floating_point()
             yield name, cropped.to(self._served) if is_cast else cropped
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Of the stored bits, of which a part at a time is on the host; a tensor subclass goes there whole."""
+    state = hashlib.blake2b(digest_size=16)
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    parts = torch.split(tensor.detach().reshape(-1), _DIGESTED) if is_plain else (tensor,)
+    for part in parts:
+        state.update(stored_bits(part).data)
+    return state.hexdigest()
 
 
 def _live(task: Any) -> Any:

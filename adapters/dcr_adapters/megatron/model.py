@@ -1,6 +1,6 @@
 """A Megatron model's conversion tasks on this rank, classified; set-up, with collectives (DESIGN R4)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dcr.errors import UnsupportedPath
 from dcr.model import TensorSpec
-from dcr_adapters.megatron.classify import Classified, Setting, classify
+from dcr_adapters.megatron.classify import Classified, Setting, classify, names_of
 from dcr_adapters.megatron.ranks import Degrees, Grid, Place, grid_of
 
 _WRAPPED = ".to_wrap."
@@ -89,6 +89,7 @@ def setting_of(bridge: Any, chunks: Sequence[torch.nn.Module], classification: s
         classification=classification,
         hf_state=getattr(bridge.hf_pretrained, "state", {}),
         adapters=_adapters(chunks),
+        names={id(tensor): name for name, tensor in global_state(chunks)},
     )
 
 
@@ -153,6 +154,11 @@ def find(
         yield Found(index, task, _parameter(task), classified, places, alias)
 
 
+def alias_of(found: Found, name: str) -> str | None:
+    """The tied output head's name, if ``name`` is the mapping's own; a hook may add copies of it."""
+    return found.alias if name in names_of(found.task.mapping) else None
+
+
 def served_spec(name: str, shape: tuple[int, ...], dtype: torch.dtype, alias: str | None) -> TensorSpec:
     """Spec of a canonical tensor."""
     return TensorSpec(name, shape, str(dtype).removeprefix("torch."), (alias,) if alias else ())
@@ -197,14 +203,27 @@ def _emits(bridge: Any, alias: str | None) -> bool:
 
 def global_parameters(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """This rank's parameters by the Bridge's global names: layers and experts are numbered over all ranks."""
+    return _globally(chunks, torch.nn.Module.named_parameters)
+
+
+def global_state(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same, then this rank's buffers."""
+    yield from global_parameters(chunks)
+    yield from _globally(chunks, torch.nn.Module.named_buffers)
+
+
+def _globally(
+    chunks: Sequence[torch.nn.Module],
+    listed: Callable[[torch.nn.Module], Iterator[tuple[str, torch.Tensor]]],
+) -> Iterator[tuple[str, torch.Tensor]]:
     from megatron.bridge.models.conversion import model_bridge
     from megatron.bridge.models.conversion.utils import unwrap_model
 
     models = unwrap_model(list(chunks))
+    number = model_bridge._megatron_local_name_to_global
     for stage, model in enumerate(models):
-        for name, parameter in model.named_parameters():
-            number = model_bridge._megatron_local_name_to_global
-            yield number(models, models[0].config, _unwrapped(name), stage), parameter
+        for name, tensor in listed(model):
+            yield number(models, models[0].config, _unwrapped(name), stage), tensor
 
 
 def _adapters(chunks: Sequence[torch.nn.Module]) -> dict[str, tuple[str, ...]]:

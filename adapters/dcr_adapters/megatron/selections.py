@@ -1,10 +1,19 @@
 """Pieces of traced selections: whole rows of a parameter and an element table."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from dcr.indexmap import Indices, from_table
 from dcr_adapters.megatron.pieces import Piece, Stack, stacked, taken
 from dcr_adapters.megatron.probe import Selection
+
+
+def cropped(selection: Selection, num_rows: int) -> Selection:
+    """The same without canonical rows from ``num_rows`` on, which are padding as in ``piece_of``."""
+    width = int(np.prod(selection.shape[1:], dtype=np.int64))
+    table = np.where(selection.table < num_rows * width, selection.table, -1)
+    return replace(selection, shape=(min(num_rows, selection.shape[0]), *selection.shape[1:]), table=table)
 
 
 def pieces_of_selections(

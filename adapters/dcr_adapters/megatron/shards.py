@@ -22,6 +22,7 @@ from dcr_adapters.megatron.export import Export, Position
 from dcr_adapters.megatron.model import (
     Found,
     Parameter,
+    alias_of,
     conversion_tasks,
     find,
     served_spec,
@@ -177,7 +178,7 @@ class MegatronShards:
         dtype = found.parameter.dtype
         if self._served is not None and dtype.is_floating_point:
             dtype = self._served
-        return served_spec(piece.name, piece.shape, dtype, found.alias)
+        return served_spec(piece.name, piece.shape, dtype, alias_of(found, piece.name))
 
 
 def _left(parameters: Sequence[Found], vocab_size: int | None) -> list[tuple[ResidualConversion, Position]]:

@@ -1,10 +1,10 @@
 """A shard source whose residual tensors are collected before each transition (paper section 5, R5)."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dcr import observe
-from dcr.errors import AttemptFailed, ConfigError, PayloadError, RefitError
+from dcr.errors import AttemptFailed, ConfigError, RefitError
 from dcr.indexmap import IndexMap
 from dcr.model import AttemptId, Bits, TensorSpec, from_json, to_json
 from dcr.source.baseline import Baseline
@@ -90,21 +90,20 @@ class ResidualShards:
         not the commit that ``settled`` was told of last, everything counts as changed.
 
         Raises:
-            AttemptFailed: on every rank, if one could not convert, or parts are missing or disagree; names
-                tensor, ranges and senders.
+            AttemptFailed: on every rank, if one could not digest or convert, or parts are missing or
+                disagree; names tensor, ranges and senders.
         """
         if not self._conversions:
             return ()
         with observe.stage("owner.residual"):
-            self._presented = dict(self._source.input_digests())
-            names = required_tensors(self._union(self._dirty(base)), self._conversions)
+            names = required_tensors(self._union(*self._digested(base)), self._conversions)
             converted, failure = self._converted(names)
             received = self._exchange.route(converted)
             assembled: dict[str, Bits] = {}
             try:
                 assembled = self._assemble(names, received)
-            except (AttemptFailed, PayloadError) as err:
-                failure = failure or str(err)
+            except Exception as err:  # noqa: BLE001 -- whatever it is, the others wait for this rank
+                failure = failure or _why(err)
             self._agree(failure)
             self._assembled = assembled
         return names
@@ -115,6 +114,16 @@ class ResidualShards:
         if self._baseline is not None:
             self._assembled = {}
 
+    def _digested(self, base: AttemptId | None) -> tuple[list[str], str]:
+        """What changed here since ``base``, and why it is not known if the inputs could not be digested."""
+        self._presented = {}
+        try:
+            self._presented = dict(self._source.input_digests())
+            return self._dirty(base), ""
+        except Exception as err:  # noqa: BLE001 -- border to the framework, as in _converted
+            _log.warning("the inputs of residual conversions could not be digested", exc_info=True)
+            return [], _why(err)
+
     def _converted(self, names: tuple[str, ...]) -> tuple[list[bytes], str]:
         """A message of parts to each rank, and why they are empty if conversion failed here."""
         try:
@@ -122,8 +131,7 @@ class ResidualShards:
             return [pack_parts(each) for each in parts], ""
         except Exception as err:  # noqa: BLE001 -- border to the framework: the others wait for this rank's messages
             _log.warning("residual conversion failed", exc_info=True)
-            why = str(err) if isinstance(err, RefitError) else f"{type(err).__name__}: {err}"
-            return [pack_parts(())] * self._exchange.world, why
+            return [pack_parts(())] * self._exchange.world, _why(err)
 
     def _assemble(self, names: tuple[str, ...], received: Sequence[bytes]) -> dict[str, Bits]:
         """Those of ``names`` that this rank owns, from every rank's parts."""
@@ -140,19 +148,31 @@ class ResidualShards:
     def _agree(self, failure: str) -> None:
         """Nobody presents a candidate of which some rank lacks a tensor."""
         told = self._exchange.route([to_json(failure)] * self._exchange.world)
-        failed = [(rank, why) for rank, why in enumerate(from_json(str, each) for each in told) if why]
-        if failed:
-            rank, why = failed[0]
-            raise AttemptFailed(f"{why} (found on rank {rank})")
+        _require_none(from_json(str, each) for each in told)
 
     def _dirty(self, base: AttemptId | None) -> list[str]:
         if base is None or base != self._base:
             return sorted({name for each in self._conversions for name in each.inputs})
         return sorted(n for n, digest in self._presented.items() if digest != self._committed.get(n))
 
-    def _union(self, mine: list[str]) -> set[str]:
-        told = self._exchange.route([to_json(mine)] * self._exchange.world)
-        return {name for message in told for name in from_json(list[str], message)}
+    def _union(self, mine: list[str], failure: str) -> set[str]:
+        """What changed on any rank; AttemptFailed on every rank if one does not know."""
+        sent = self._exchange.route([to_json((mine, failure))] * self._exchange.world)
+        told = [from_json(tuple[list[str], str], message) for message in sent]
+        _require_none(why for _, why in told)
+        return {name for names, _ in told for name in names}
+
+
+def _why(err: Exception) -> str:
+    """Never empty."""
+    return (isinstance(err, RefitError) and str(err)) or f"{type(err).__name__}: {err}"
+
+
+def _require_none(failures: Iterable[str]) -> None:
+    """Raise AttemptFailed with the first failure of a rank, all of which are told in order."""
+    for rank, why in enumerate(failures):
+        if why:
+            raise AttemptFailed(f"{why} (found on rank {rank})")
 
 
 def _task(spec: TensorSpec, rank: int) -> AffineTask:
