@@ -20,6 +20,10 @@ from dcr_recipes.models.catalogue import TINY, canonical
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+_LONGEST_S = 1e7
+"""Seconds of any one wait: sums of several must fit into the system's own times."""
+_MOST = 1 << 31
+"""Of whatever is counted, where no rule says less."""
 _EXPECTED = {bool: "true or false", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
 
 
@@ -105,16 +109,29 @@ def load(path: Path) -> RunConfig:
     """Read what :func:`save` wrote.
 
     Raises:
-        ConfigError: the file is missing or is not such a configuration.
+        ConfigError: the file is missing, is not such a configuration, or lacks what a run may not change.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError  # type: ignore[import-untyped]
 
     try:
-        return _checked(OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(path)))
+        found = OmegaConf.load(path)
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), found)
+        _require_fixed_keys(found)
+        return _checked(merged)
     except (OSError, UnicodeDecodeError, OmegaConfBaseException, YAMLError) as err:
         raise ConfigError(f"{path}: {_first_line(err)}") from err
+
+
+def _require_fixed_keys(found: object) -> None:
+    """A file that was cut off must not give the run another learning rate."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import ConfigAttributeError
+
+    for key, rule in RULES.items():
+        if rule.fixed and (not isinstance(found, DictConfig) or OmegaConf.select(found, key) is None):
+            raise ConfigAttributeError(f"{key} is missing: put back what the run was started with")
 
 
 def choices(group: str) -> list[str]:
@@ -242,6 +259,9 @@ def _check_leaf(key: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low, below = (rule.minimum, rule.below) if rule is not None else (0, None)
+    if key.endswith("_deadline_s") and value <= 0:
+        raise ConfigError(f"{key}: must be more than 0, got {value}")
+    below = below or (_LONGEST_S if key.endswith("_s") else _MOST if isinstance(value, int) else None)
     if low is not None and not value >= low:
         raise ConfigError(f"{key}: must be at least {low:g}, got {value}")
     if (below is not None and value >= below) or value == float("inf"):

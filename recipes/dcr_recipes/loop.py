@@ -37,6 +37,14 @@ class Training(Protocol):
         """Write this rank's checkpoint durably, as the weights that ``version`` is about to have."""
         ...
 
+    def require_not_ahead(self, position: Position) -> None:
+        """Check that no checkpoint is of a version that ``position`` cannot have led to yet.
+
+        Raises:
+            IntegrityError: there is one: the record was lost.
+        """
+        ...
+
     def restore(self, position: Position) -> bool:
         """Install the checkpoint of ``position``, or an older one; true if it is that of ``position``.
 
@@ -97,6 +105,7 @@ class Loop:
         """Come to the committed step, whatever of it is already done (DESIGN P5, P13)."""
         with observe.stage("trainer.open"):
             position = self._refitter.open()
+        self._training.require_not_ahead(position)
         self._version = position.version
         # The weights of step 0 follow from the seed: they need no checkpoint.
         matches = position.step == 0 or self._training.restore(position)
@@ -154,7 +163,8 @@ class Loop:
         missing = history[len(rows) :]
         if len(missing) > 1:
             raise IntegrityError(
-                f"{self._recorder.folder.metrics} has {len(rows)} rows, the checkpoint {len(history)} steps"
+                f"{self._recorder.folder.metrics} has {len(rows)} rows, the checkpoint {len(history)} steps: "
+                "put the file back from a copy, or begin another run"
             )
         for metrics in missing:
             self._recorder.record(metrics, self._refitter.last())

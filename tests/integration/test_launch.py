@@ -264,6 +264,26 @@ def test_a_folder_that_cannot_be_prepared_is_an_error_that_names_the_key(
         pytest.fail("claimed it")
 
 
+@pytest.mark.parametrize("text", [None, "", "\n"])
+def test_a_run_whose_name_is_lost_is_not_begun_anew(tmp_path: Path, text: str | None) -> None:
+    folder, config = choose([f"run_dir={tmp_path / 'run'}"])
+    with claim(folder, config):
+        pass
+    folder.run_id.unlink()
+    if text is not None:
+        folder.run_id.write_text(text)
+    again, resumed = choose(["resume=true", f"run_dir={tmp_path / 'run'}"])
+    with pytest.raises(ConfigError, match=r"run_id is missing or empty.*put it back"), claim(again, resumed):
+        pytest.fail("claimed it")
+
+
+def test_a_folder_for_staged_payloads_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder, config = choose([f"run_dir={tmp_path / 'run'}", f"staging.path={tmp_path / 'file' / 'x'}"])
+    with pytest.raises(ConfigError, match=r"staging\.path: cannot use"), claim(folder, config):
+        pytest.fail("claimed it")
+
+
 def test_a_run_folder_elsewhere_leaves_latest_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder, config = choose(["run_dir=mine"])

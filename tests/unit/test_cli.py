@@ -1,10 +1,14 @@
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dcr.codec import Item, encode_payload
+from dcr.model import AttemptId, Encoding
 from dcr_recipes.cli import main
 from dcr_recipes.config import RULES
 
@@ -111,3 +115,18 @@ def test_a_port_in_use_is_noticed_before_anything_starts(tmp_path: Path, offset:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: runtime.port: cannot listen on port {port}: Address already in use\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_reader_that_has_enough_is_no_error_message(tmp_path: Path) -> None:
+    values = np.ones(4, "<u2")
+    item = Item("w", (4,), "bfloat16", Encoding.XOR, np.arange(4, dtype=np.int64), values)
+    path = tmp_path / "payload"
+    path.write_bytes(encode_payload([item], attempt=AttemptId(1, 1), owner=0, sequence=0))
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "dcr_recipes.cli", "inspect", "--json", str(path)],
+        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")

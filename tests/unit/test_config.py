@@ -2,6 +2,7 @@ import math
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from dcr.config import CommitConfig
 from dcr.errors import ConfigError
@@ -134,6 +135,35 @@ def test_a_damaged_file_is_a_clear_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", [key for key, rule in RULES.items() if rule.fixed])
+def test_a_file_that_lacks_what_a_run_may_not_change_is_refused(tmp_path: Path, key: str) -> None:
+    """Cut off or edited: a default in its place would train another run."""
+    path = tmp_path / "config.yaml"
+    save(compose(["lr=1e-6"]), path)
+    whole = OmegaConf.load(path)
+    *groups, last = key.split(".")
+    inner = OmegaConf.select(whole, ".".join(groups)) if groups else whole
+    assert isinstance(inner, DictConfig)
+    del inner[last]
+    OmegaConf.save(whole, path)
+    with pytest.raises(ConfigError, match=rf"config\.yaml: {key} is missing: put back"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("commit.collect_deadline_s=0", r"commit\.collect_deadline_s: must be more than 0"),
+        ("commit.fence_deadline_s=1e30", r"commit\.fence_deadline_s: must be below 1e\+07"),
+        ("runtime.patience_s=1e30", r"runtime\.patience_s: must be below"),
+        ("trainer.threads=99999999999999999999999", r"trainer\.threads: must be below"),
+    ],
+)
+def test_what_no_clock_or_counter_holds_is_refused(word: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        compose([word])
 
 
 def test_a_file_of_other_bytes_is_a_clear_error(tmp_path: Path) -> None:

@@ -112,6 +112,19 @@ def test_the_last_complete_one_stays_until_another_is_committed(
     assert At(2, 2) not in _folders(tmp_path)
 
 
+@pytest.mark.parametrize(("record", "is_lost"), [(0, True), (1, True), (2, False), (3, False), (7, False)])
+def test_a_record_that_was_lost_is_noticed(tmp_path: Path, record: int, is_lost: bool) -> None:
+    """A checkpoint of version 3 is written when 2 is committed: an older record is not that of this run."""
+    for version in (1, 2, 3):
+        _save(tmp_path, version, version)
+    _store(tmp_path / "none", 0).require_not_ahead(At(0, 0))
+    if not is_lost:
+        _store(tmp_path, 0).require_not_ahead(At(record, record))
+        return
+    with pytest.raises(IntegrityError, match=rf"record is at version {record}, but .* of version 3: put"):
+        _store(tmp_path, 0).require_not_ahead(At(record, record))
+
+
 def test_a_leftover_of_a_crash_is_cleared(tmp_path: Path) -> None:
     _save(tmp_path, 1, 1)
     (tmp_path / "version-00000001-step-00000001" / "rank-0.part").write_bytes(b"half")

@@ -1,5 +1,6 @@
 """Files of our own writer, read by the reference implementation."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -54,3 +55,13 @@ def test_short_writes_are_continued_and_errors_reported(
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
         write_safetensors(parts, TENSORS, {})
+
+
+def test_a_full_disk_says_which_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*x\.safetensors") as caught:
+        write_safetensors(tmp_path / "x.safetensors", TENSORS, {})
+    assert caught.value.errno == errno.ENOSPC

@@ -56,6 +56,10 @@ class Training:
         self.world.checkpoints[version, len(self.history)] = list(self.history)
         self.hook("save", len(self.history))
 
+    def require_not_ahead(self, position: Position) -> None:
+        if any(version > position.version + 1 for version, _ in self.world.checkpoints):
+            raise IntegrityError("the record was lost")
+
     def restore(self, position: Position) -> bool:
         key = (position.version, position.step)
         old = [pair for pair in self.world.checkpoints if pair[0] <= position.version]

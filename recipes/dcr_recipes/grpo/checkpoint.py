@@ -26,6 +26,7 @@ _FOLDER = re.compile(r"version-(\d{8})-step-(\d{8})")
 _META = "dcr"
 _KEPT = 2
 _PART = ".part"
+_REMEDY = "put the file back, or remove its folder to go on from the checkpoint before"
 
 
 class Committed(Protocol):
@@ -127,6 +128,20 @@ class CheckpointStore:
         complete = [pair for pair in self._pairs() if pair[0] <= version and self._is_complete(*pair)]
         return self._load(*complete[-1]) if complete else None
 
+    def require_not_ahead(self, committed: Committed) -> None:
+        """Check that ``committed`` is the newest that was: a checkpoint is at most one version ahead of it.
+
+        Raises:
+            IntegrityError: it was lost, or an older one is in its place; going on would overwrite the rest.
+        """
+        newest = max((version for version, _ in self._pairs()), default=0)
+        if newest > committed.version + 1:
+            raise IntegrityError(
+                f"the commit record is at version {committed.version}, but {self._folder} has a checkpoint "
+                f"of version {newest}: put the run's record (control.sqlite, etcd, bucket) back, or begin "
+                "another run"
+            )
+
     def _load(self, version: int, step: int) -> Checkpoint:
         from safetensors import SafetensorError, safe_open
 
@@ -136,12 +151,14 @@ class CheckpointStore:
                 meta = from_json(CheckpointMeta, (file.metadata() or {}).get(_META, ""))
                 state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 -- not a dict
         except (SafetensorError, PayloadError) as err:
-            raise IntegrityError(f"{path}: not a training checkpoint: {err}") from err
+            raise IntegrityError(f"{path}: not a training checkpoint: {err}; {_REMEDY}") from err
         expected = (self._run, self._rank, self._world_size, version, step)
         if (meta.run, meta.rank, meta.world_size, meta.version, meta.step) != expected:
-            raise IntegrityError(f"{path}: belongs to another run, rank, version or step: {meta.run}")
+            raise IntegrityError(
+                f"{path}: belongs to another run, rank, version or step: {meta.run}; {_REMEDY}"
+            )
         if state_digest(state) != meta.digest:
-            raise IntegrityError(f"{path}: its bits are not those it was written with")
+            raise IntegrityError(f"{path}: its bits are not those it was written with; {_REMEDY}")
         return Checkpoint(meta, state)
 
     def _path(self, version: int, step: int, rank: int) -> Path:

@@ -40,12 +40,15 @@ def write_safetensors(
     Raises:
         OSError: the disk failed; what is at ``path`` is worthless.
     """
-    with path.open("wb", buffering=0) as file:
-        _write(file.fileno(), _head(tensors, metadata))
-        for tensor in tensors.values():
-            _write(file.fileno(), stored_bits(tensor).view(np.uint8).data)
-        if durably:
-            os.fsync(file.fileno())
+    try:
+        with path.open("wb", buffering=0) as file:
+            _write(file.fileno(), _head(tensors, metadata))
+            for tensor in tensors.values():
+                _write(file.fileno(), stored_bits(tensor).view(np.uint8).data)
+            if durably:
+                os.fsync(file.fileno())
+    except OSError as err:  # of a descriptor it would not say which file
+        raise OSError(err.errno, err.strerror, str(path)) from err
 
 
 def _head(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:

@@ -47,6 +47,10 @@ class GrpoTraining:
         """Write this rank's checkpoint durably, as the weights that ``version`` is about to have."""
         self._checkpoints.save(version, self.learner.capture(), tuple(self.history))
 
+    def require_not_ahead(self, committed: Committed) -> None:
+        """See ``CheckpointStore.require_not_ahead``."""
+        self._checkpoints.require_not_ahead(committed)
+
     def restore(self, committed: Committed) -> bool:
         """Install the checkpoint of ``committed``, or else the newest older one; true if it is the former.
 
@@ -62,7 +66,7 @@ class GrpoTraining:
             checkpoint = self._checkpoints.load_newest_not_after(committed.version)
         if checkpoint is None:
             raise IntegrityError(
-                f"no training checkpoint of version {committed.version} or earlier is complete"
+                f"no training checkpoint of version {committed.version} or earlier is complete; put one back"
             )
         self._trainer.restore(checkpoint)
         return (checkpoint.meta.version, checkpoint.meta.step) == (committed.version, committed.step)

@@ -78,10 +78,10 @@ def claim(folder: RunFolder, config: RunConfig) -> Iterator[int]:
     Raises:
         ConfigError: another driver holds the folder, or it cannot be written.
     """
-    if config.transport.path:
-        store = Path(config.transport.path)
-        with _usable("transport.path", store):
-            store.mkdir(parents=True, exist_ok=True)
+    for key, path in (("transport.path", config.transport.path), ("staging.path", config.staging.path)):
+        if path:
+            with _usable(key, Path(path)):
+                Path(path).mkdir(parents=True, exist_ok=True)
     with _usable("run_dir", folder.root):
         folder.root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT)
@@ -132,11 +132,20 @@ def _prepare(folder: RunFolder, config: RunConfig) -> None:
         folder.exchange,
     ):
         path.mkdir(exist_ok=True)
+    if config.resume and not _has_text(folder.run_id):
+        raise ConfigError(
+            f"run_dir: {folder.run_id} is missing or empty, and without it nothing of the run is found: put "
+            "it back from a copy, or choose another run_dir"
+        )
     if not folder.run_id.exists():
         write_atomically(folder.run_id, secrets.token_hex(16))
     config.run_dir = str(folder.root)
     save(config, folder.config)
     link_latest(folder)
+
+
+def _has_text(path: Path) -> bool:
+    return path.exists() and bool(path.read_text().strip())
 
 
 def link_latest(folder: RunFolder) -> None:

@@ -32,7 +32,7 @@ PARENT = "DCR_PARENT_PID"
 INCARNATION = "DCR_INCARNATION"
 
 _FATAL = (ConfigError, UnsupportedPath, IntegrityError, StoreError, AttemptFailed)
-_FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EADDRINUSE)
+_FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EADDRINUSE)
 _PR_SET_PDEATHSIG = 1
 
 
