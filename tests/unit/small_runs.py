@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from dcr.codec import decode_payload
 from dcr.commit.context import Roster, TransitionReport
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.driver import Driver
 from dcr.commit.service import CoordinatorService
 from dcr.config import CodecConfig, CommitConfig
 from dcr.errors import Conflict, Unreachable
-from dcr.model import Bits, ControlState, PathClass, TensorSpec, new_nonce
+from dcr.model import Bits, ControlState, Encoding, Manifest, PathClass, TensorSpec, new_nonce
 from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.gate import ServingGate
 from dcr.receiver.lease import Lease
@@ -225,3 +226,9 @@ class _Endpoint:
             return getattr(party, method)(**params)
 
         return call
+
+
+def encodings(run: SmallRun, manifest: Manifest) -> set[Encoding]:
+    """Of every item that the manifest lists."""
+    payloads = (run.fleet.archive.get_payload(manifest, ref) for ref in manifest.payloads)
+    return {item.encoding for payload in payloads for item in decode_payload(payload).items}

@@ -177,7 +177,7 @@ class CoordinatorService:
             context, state = self._driver.execute(take_over(context))
         except ConfigError:
             raise  # nothing was claimed
-        except Exception:
+        except Exception:  # whatever it was, the claim may have landed
             self._is_adrift = self._context is not None
             raise
         self._context, self._is_adrift = context, False
