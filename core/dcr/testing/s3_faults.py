@@ -1,13 +1,18 @@
 """An HTTP proxy before an S3 server that misbehaves on order: it refuses, is slow, cuts off, flips bits."""
 
 import http.client
+import socket
+import struct
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 _SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+_STALL_S = 60.0
+_RESET_AFTER_S = 0.2
 _OUR_OWN = ("connection", "transfer-encoding", "keep-alive")
 
 
@@ -16,8 +21,9 @@ class Fault:
     """What happens to the next ``count`` requests of ``method`` whose path contains ``path``.
 
     ``kind``: ``refuse`` (503), ``delay`` by ``value`` seconds, ``truncate`` the answer's body after ``value``
-    bytes and hang up, ``corrupt`` its byte number ``value``, ``lose`` the answer after the server has given
-    it, ``drop`` the request before it, or ``pretend`` to have done it.
+    bytes and hang up, ``reset`` the connection there or ``stall`` for as long as the client stays,
+    ``corrupt`` its byte number ``value``, ``lose`` the answer after the server has given it, ``drop`` the
+    request before it, or ``pretend`` to have done it.
     """
 
     kind: str
@@ -112,9 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
         status, headers, data = self._forward(body)
         if kind == "lose":
             self.close_connection = True
-        elif kind == "truncate" and fault:
+        elif kind in ("truncate", "reset", "stall") and fault:
             self._answer(status, headers, data, upto=int(fault.value))
-            self.close_connection = True
+            self._break_off(kind)
         else:
             if kind == "corrupt" and fault:
                 at = int(fault.value)
@@ -122,6 +128,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, headers, data)
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _serve  # noqa: N815 -- the names that http.server calls
+
+    def _break_off(self, kind: str) -> None:
+        self.close_connection = True
+        if kind == "stall":
+            self.connection.settimeout(_STALL_S)
+            with suppress(OSError):
+                self.connection.recv(1)  # ends when the client has had enough
+        elif kind == "reset":
+            time.sleep(_RESET_AFTER_S)  # what was sent arrives before
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
 
     def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.owner.upstream, timeout=60)

@@ -166,12 +166,13 @@ def explained(address: S3Address, key: str = "", *, starting: bool = False) -> I
         StoreError: the store refused or did not answer; the message says what to do.
     """
     from botocore.exceptions import BotoCoreError, ClientError
+    from urllib3.exceptions import HTTPError  # of a body that breaks off, if the SDK has no word for it
 
     try:
         yield
     except ClientError as err:
         raise _refused(address, key, err, starting=starting) from err
-    except (BotoCoreError, ValueError) as err:
+    except (BotoCoreError, HTTPError, ValueError) as err:
         raise _unanswered(address, err, starting=starting) from err
 
 

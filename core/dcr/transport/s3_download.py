@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +89,7 @@ class _Filler:
         for pause_s in (*_PAUSES_S, None):
             if body is None:
                 body = _open(self.source, self.key, position, stop, etag=self.etag)
-            with body["Body"] as stream:
+            with closing(body["Body"]) as stream:  # entered, it is the stream below: its errors are others
                 position, reason = self._read(stream, position, stop)
             body = None
             if position == stop:
@@ -103,6 +104,7 @@ class _Filler:
     def _read(self, stream: Any, position: int, stop: int) -> tuple[int, str]:
         """Read until ``stop`` or until the connection breaks; how far it came, and why not further."""
         from botocore.exceptions import BotoCoreError
+        from urllib3.exceptions import HTTPError  # the SDK hands on what it has no word for
 
         try:
             while position < stop:
@@ -111,7 +113,7 @@ class _Filler:
                     return position, "the answer is too short"
                 self.source.count(num)
                 position += num
-        except (BotoCoreError, OSError) as err:
+        except (BotoCoreError, HTTPError, OSError) as err:
             return position, str(err)[:200]
         return position, ""
 

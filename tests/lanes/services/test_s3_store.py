@@ -173,14 +173,32 @@ def test_a_broken_download_goes_on_where_it_broke(behind: S3Store, proxy: Faulty
     assert behind.traffic.downloaded_bytes <= 10 * MIB + at
 
 
+@pytest.mark.parametrize("kind", ["reset", "stall"])
+@pytest.mark.parametrize("at", [0, 1, 5 * MIB + 7])
+def test_a_download_goes_on_after_a_reset_or_a_stall(
+    through: S3Address, proxy: FaultyProxy, kind: str, at: int
+) -> None:
+    store = S3Store(through, client=connect(through, read_s=0.5))
+    store.put("k", DATA[: 10 * MIB])
+    proxy.add(Fault(kind, "GET", value=at))
+    assert store.get("k") == DATA[: 10 * MIB]
+    gets = [seen.range for seen in proxy.seen if seen.method == "GET"]
+    assert len(gets) == 2, "only what was missing is asked for again"
+    assert (gets[1] or "").startswith(f"bytes={at // MIB * MIB}-") or at < MIB
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["truncate", "reset", "stall"])
 def test_a_download_that_breaks_again_and_again_is_one_clear_error(
-    behind: S3Store, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    through: S3Address, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr("dcr.transport.s3_download._PAUSES_S", (0.0, 0.0, 0.0))
-    behind.put("k", b"x" * 1000)
-    proxy.add(Fault("truncate", "GET", count=100))
+    store = S3Store(through, client=connect(through, read_s=0.5))
+    store.put("k", b"x" * 1000)
+    proxy.add(Fault(kind, "GET", count=100))
     with pytest.raises(StoreError, match="broke off object k at byte 0 of 1000"):
-        behind.get("k")
+        store.get("k")
+    store.close()
 
 
 def test_a_large_download_that_fails_leaves_no_thread(behind: S3Store, proxy: FaultyProxy) -> None:
