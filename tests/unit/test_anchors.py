@@ -2,10 +2,12 @@
 
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +16,14 @@ from tests.unit.run_folders import flip
 from dcr import observe
 from dcr.config import ChainConfig
 from dcr.errors import IntegrityError, StoreError
-from dcr.model import CommitRecord, Encoding, OwnerClose
+from dcr.model import CommitRecord, Encoding, Manifest, OwnerClose
 from dcr.refit.anchoring import Anchorer
 from dcr.refit.site import Site
 from dcr.testing.history import History, random_tensors, small_catalogue
 from dcr.testing.toy_fleet import apply_items
 from dcr.testing.world import World
+from dcr.transport import replay as replay_module
+from dcr.transport.archive import StoreArchive
 from dcr.transport.base import Outlet
 from dcr.transport.chain import chain, history
 from dcr.transport.compose import catch_up
@@ -77,6 +81,27 @@ def test_a_damaged_anchor_is_left_out(tmp_path: Path, what: str, caplog: pytest.
         assert rebuilt(made, 7)
     assert {3, 4, 5} <= set(seen)
     assert "anchor" in caplog.text
+
+
+def test_what_a_damaged_anchor_gave_is_let_go_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a host that has room for one model runs out of memory when it needs the older anchor."""
+    made = grown(tmp_path)
+    made.anchor(3)
+    flip(next(tmp_path.glob("*/anchor/3-9/0/1")))
+    begun: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    real = replay_module._apply_anchor
+
+    def noted(archive: StoreArchive, anchor: Manifest, target: Any) -> None:
+        alive.append(sum(one() is not None for one in begun))
+        begun.extend(weakref.ref(bits) for bits in target.bits.values())
+        real(archive, anchor, target)
+
+    monkeypatch.setattr(replay_module, "_apply_anchor", noted)
+    assert rebuilt(made, 7)
+    assert alive == [0, 0]
 
 
 def test_a_damaged_delta_after_it_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """``dcr export``: every kept version as a checkpoint, proven, in files of bounded size."""
 
+import errno
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +12,12 @@ import torch
 from safetensors.torch import load_file
 from tests.unit.run_folders import flip, stored_run
 
-from dcr.errors import ConfigError, IntegrityError
-from dcr.model import Encoding, stored_bits
+from dcr.errors import ConfigError, IntegrityError, StoreError
+from dcr.model import Encoding, Manifest, PayloadRef, stored_bits
 from dcr.refit.export import INDEX, SINGLE, export_version
 from dcr.refit.versions import kept_versions, record_at
 from dcr.testing.history import History, random_tensors, small_catalogue
+from dcr.transport.archive import StoreArchive
 from dcr.transport.directory import DirectoryStore
 from dcr_recipes.cli import main
 
@@ -79,6 +83,52 @@ def test_a_damaged_chain_is_named_and_leaves_nothing(history: History, tmp_path:
         with pytest.raises(IntegrityError, match="version 2: payload 1 of owner 0"):
             export_version(history.archive, record, history.catalogue, out=out, file_bytes=1 << 20)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out-1", "store"]
+
+
+def test_the_lease_is_kept_between_any_two_payloads(history: History, tmp_path: Path) -> None:
+    """Each file is rebuilt under it: a lease for one file alone does not hold what the next one needs."""
+    told: list[str] = []
+
+    class Told(StoreArchive):
+        @contextmanager
+        def reading(  # type: ignore[explicit-override]
+            self, version: int
+        ) -> Iterator[Callable[[], None]]:
+            def kept() -> None:
+                told.append("keep")
+                keep()
+
+            with super().reading(version) as keep:
+                yield kept
+
+        def get_payload(  # type: ignore[explicit-override]
+            self, manifest: Manifest, ref: PayloadRef
+        ) -> bytes:
+            told.append("payload")
+            return super().get_payload(manifest, ref)
+
+    archive = Told(history.store, history.catalogue.run)
+    out = tmp_path / "out"
+    export_version(archive, history.records[-1], history.catalogue, out=out, file_bytes=16)
+    payloads = [at for at, what in enumerate(told) if what == "payload"]
+    assert len(payloads) == 3 * sum(len(manifest.payloads) for manifest in history.manifests)
+    assert all(told[at - 2 : at] == ["keep", "keep"] for at in payloads), "the reader's of all files, too"
+
+
+def test_what_stands_beside_the_weights_comes_with_them_or_nothing_does(
+    history: History, tmp_path: Path
+) -> None:
+    def full(folder: Path) -> None:
+        (folder / "config.json").write_text("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / "out"
+    with pytest.raises(StoreError, match=r"cannot write .*out: No space left on device"):
+        export_version(
+            history.archive, history.records[-1], history.catalogue,
+            out=out, file_bytes=1 << 20, beside=full,
+        )  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
 
 
 def test_what_is_not_kept_or_not_proven_is_refused(history: History, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Compressed payloads in memory and on disk: bounds, order of use, and what is never touched."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ def test_the_code_can_remove_no_folder() -> None:
 def test_a_folder_that_depends_on_the_current_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"staging\.path"):
         Room(0, 10, Path())
+
+
+def test_a_folder_that_is_somebody_elses_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_self: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(ConfigError, match=r"staging\.path: .* cannot be used: Permission denied"):
+        StagingArea(Room(0, 10, tmp_path))
 
 
 def test_memory_first_then_files_and_bytes_come_back(tmp_path: Path) -> None:

@@ -53,15 +53,17 @@ class StagingArea:
     """Payloads by digest. Thread-safe; no call waits for the network."""
 
     def __init__(self, room: Room) -> None:
-        """Remove payloads that an earlier process of this receiver left in the folder, nothing else."""
+        """Remove payloads that an earlier process of this receiver left in the folder, nothing else.
+
+        Raises:
+            ConfigError: the folder cannot be read, or these cannot be removed.
+        """
         self._room = room
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
         self._in_memory = self._on_disk = 0
-        if room.folder is not None and room.folder.is_dir():
-            for left in room.folder.iterdir():
-                if _STAGED.fullmatch(left.name):
-                    left.unlink(missing_ok=True)
+        if room.folder is not None:
+            _clear(room.folder)
 
     @property
     def memory_bytes(self) -> int:
@@ -162,3 +164,14 @@ class StagingArea:
     def _file(self, digest: str) -> Path:
         assert self._room.folder is not None, "nothing is spilled without a folder"
         return self._room.folder / f"{digest}.staged"
+
+
+def _clear(folder: Path) -> None:
+    try:
+        for left in folder.iterdir() if folder.is_dir() else ():
+            if _STAGED.fullmatch(left.name):
+                left.unlink(missing_ok=True)
+    except OSError as err:
+        raise ConfigError(
+            f"staging.path: {folder} cannot be used: {err.strerror}; name another folder"
+        ) from err

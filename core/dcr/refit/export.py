@@ -29,21 +29,28 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 Advance = Callable[[int, int], None]
 """Told (payloads read, of how many)."""
+Beside = Callable[[Path], None]
+"""Writes into the folder what stands beside the weights; OSError ends the export."""
 
 
-def export_version(
+def _nothing(_folder: Path) -> None:
+    """Weights only."""
+
+
+def export_version(  # noqa: PLR0913 -- two of them are hooks
     archive: Archive,
     record: CommitRecord,
     catalogue: Catalogue,
     *,
     out: Path,
     file_bytes: int,
+    beside: Beside = _nothing,
     advance: Advance | None = None,
 ) -> list[Path]:
     """Write ``record``'s version into the new folder ``out``, in files of about ``file_bytes``; their paths.
 
     Every tensor is proven against the record's audit table before it is written, and ``out`` appears
-    when all of it is on disk.
+    when all of it is on disk, what ``beside`` writes included.
 
     Raises:
         ConfigError: ``out`` exists.
@@ -61,11 +68,15 @@ def export_version(
         counter = _Counter(num_payloads * len(groups), advance)
         with archive.reading(record.version) as keep, observe.listening(counter):
             for name, group in zip(names, groups, strict=True):
-                keep()
-                tensors = replay_tensors(archive, record, catalogue, [spec.name for spec in group])
+                wanted = [spec.name for spec in group]
+                tensors = replay_tensors(archive, record, catalogue, wanted, look=keep)
                 _write(staged / name, group, tensors)
+                keep()  # a file may take long, and what nobody reads is pruned
         if len(groups) > 1:
             _write_index(staged / INDEX, names, groups)
+        beside(staged)
+        for path in staged.iterdir():
+            sync_path(path)
         sync_path(staged)
         staged.rename(out)
         sync_path(out.parent)

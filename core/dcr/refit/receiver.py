@@ -1,5 +1,6 @@
 """The runtime's side: an agent over the runtime's own loader and gate."""
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -124,7 +125,8 @@ def _compose(  # noqa: PLR0913 -- one collaborator each
 
 
 def _room(name: str, site: Site, config: StagingConfig) -> Room:
-    """A folder of this receiver's own: several runs and receivers may share ``config.path``."""
-    base = Path(config.path).absolute() if config.path else Path(tempfile.gettempdir()) / "dcr-staging"
+    """A folder of this receiver's own: runs and receivers may share ``config.path``, users may not."""
+    common = Path(tempfile.gettempdir()) / f"dcr-staging-{os.getuid()}"
+    base = Path(config.path).absolute() if config.path else common
     folder = base / f"{site.run}-{name}"
     return Room(int(config.memory_mib * MIB), int(config.disk_mib * MIB), folder)

@@ -48,6 +48,15 @@ class Sweepable(Protocol):
         ...
 
 
+@runtime_checkable
+class Probed(Protocol):
+    """A store or control plane whose server may not keep what it promises."""
+
+    def check(self) -> None:
+        """See whether it does; call it once at the start. Raises ConfigError or StoreError."""
+        ...
+
+
 class Outlet(Protocol):
     """Where an owner's payloads go: ``publish``* then ``close``."""
 

@@ -85,7 +85,16 @@ def replay_tensors(
             try:
                 return _rebuild(archive, record, catalogue, names, manifests, before_payload)
             except IntegrityError as err:
-                failure = failure or err
+                failure = failure or _without_frames(err)
+
+
+def _without_frames(err: IntegrityError) -> IntegrityError:
+    """``err`` without its frames, which hold all that was rebuilt, while as much is rebuilt once more."""
+    one: BaseException | None = err
+    while one is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return err
 
 
 def _next(

@@ -62,13 +62,14 @@ def run(args: argparse.Namespace) -> int:
     """Coordinate until a signal ends it.
 
     Raises:
-        ConfigError: the arguments do not name a run, or what they name cannot be used.
-        StoreError: the control plane does not answer, or is no such thing.
+        ConfigError: the arguments do not name a run, or what they name cannot be used: its server ignores
+            conditional writes, for example.
+        StoreError: the store or the control plane does not answer, or is no such thing.
     """
     from dcr.refit import coordinate
 
     post = _post(args)
-    _require_control(post)
+    _require_usable(post)
     if args.lease is not None:
         post = replace(post, leader_lease_s=_lease(args.lease))
     name = args.name or f"{socket.gethostname()}-{os.getpid()}"
@@ -79,12 +80,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _require_control(post: "Post") -> None:
-    """A control plane that cannot be reached from the start is a mistake; later it is waited for."""
+def _require_usable(post: "Post") -> None:
+    """What cannot be reached or relied on from the start is a mistake; later it is waited for."""
     from dcr.errors import MissingObject
+    from dcr.transport.base import Probed
 
+    plane = post.control.plane()
+    for part in (post.site.store, plane):
+        if isinstance(part, Probed):
+            part.check()
     try:
-        post.control.plane().read(post.site.run)
+        plane.read(post.site.run)
     except MissingObject:
         return
 

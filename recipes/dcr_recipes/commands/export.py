@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         files = export_version(
             archive, record, catalogue,
             out=args.out.absolute(), file_bytes=args.file_mib * _MIB, advance=advance,
+            beside=partial(_add_configuration, configuration),
         )  # fmt: skip
-    _add_configuration(configuration, args.out)
     told: dict[str, Any] = {
         "version": version,
         "out": str(args.out),
@@ -116,14 +117,14 @@ def _configuration(model: str, catalogue: "Catalogue") -> "PretrainedConfig | li
     return [path for path in found if path.is_file() and not path.name.endswith(_WEIGHTS)]
 
 
-def _add_configuration(configuration: "PretrainedConfig | list[Path]", out: Path) -> None:
+def _add_configuration(configuration: "PretrainedConfig | list[Path]", folder: Path) -> None:
     import shutil
 
     if not isinstance(configuration, list):
-        configuration.save_pretrained(out)
+        configuration.save_pretrained(folder)
         return
     for path in configuration:
-        shutil.copyfile(path, out / path.name)
+        shutil.copyfile(path, folder / path.name)
 
 
 def _dtype(catalogue: "Catalogue") -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.lanes.services.writers import Writers
@@ -20,6 +21,7 @@ from dcr.testing.control_plane_suite import (
 from dcr.testing.s3_faults import Fault, FaultyProxy
 from dcr.testing.s3_server import S3Server
 from dcr.transport.s3_client import S3Address
+from dcr_recipes.cli import main
 
 _WRITERS, _CLAIMS = 4, 40
 
@@ -104,6 +106,26 @@ def test_a_server_that_ignores_conditions_is_refused(plane: S3ControlPlane, prox
     proxy.add(Fault("delay", "PUT"), Fault("pretend", "PUT"))
     with pytest.raises(ConfigError, match=r"cannot be a control plane: it ignores If-None-Match"):
         plane.check()
+
+
+@pytest.mark.parametrize("given", ["control", "store"])
+def test_a_coordinator_of_ones_own_loop_looks_first(
+    given: str,
+    through: S3Address,
+    proxy: FaultyProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", through.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", through.key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", through.secret)
+    place = {"control": f"s3:{through.bucket}/own", "store": f"s3://{through.bucket}/own"}[given]
+    words = {"run": "0" * 32, "store": str(tmp_path / "store"), "endpoints": str(tmp_path / "endpoints")}
+    words |= {"control": f"sqlite:{tmp_path}/control", "world": "1", given: place}
+    proxy.add(Fault("delay", "PUT"), Fault("pretend", "PUT"))
+    assert main(["coordinator", *(word for key in words for word in (f"--{key}", words[key]))]) == 2
+    assert "it ignores If-None-Match" in capsys.readouterr().err
 
 
 def test_wrong_credentials_are_not_tried_again(
