@@ -1,5 +1,6 @@
 """Collection takes what failed attempts left and nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def test_exactly_the_dead_attempts_of_the_run_go(present: set[AttemptId], keep: 
     before = set(store.list(""))
     deleted = collect_attempts(store, RUN, keep)
     latest = max((attempt.number for attempt in keep), default=-1)
-    dead = {attempt for attempt in present - keep if attempt.number <= latest}
+    dead = {attempt for attempt in present - keep if attempt.number < latest}
     assert set(deleted) == keys(RUN, dead)
     assert set(store.list("")) == before - set(deleted)
     assert collect_attempts(store, RUN, keep) == []
@@ -55,6 +56,16 @@ def test_an_attempt_prepared_meanwhile_stays() -> None:
     collect_attempts(store, RUN, [committed])
     left = {key.split("/")[2] for key in store.list(f"{RUN}/")}
     assert left == {str(committed), str(new)}
+
+
+def test_a_delta_that_a_receiver_is_taking_stays() -> None:
+    """Composed from version 3 up to the latest commit; what leads to an earlier one is nobody's any more."""
+    store = MemoryStore()
+    earlier, latest = AttemptId(version=6, number=6), AttemptId(version=7, number=8)
+    lent, left_behind = replace(latest, version=3), replace(earlier, version=3)
+    fill(store, RUN, {earlier, latest, lent, left_behind})
+    collect_attempts(store, RUN, [earlier, latest])
+    assert {key.split("/")[2] for key in store.list(f"{RUN}/")} == {str(earlier), str(latest), str(lent)}
 
 
 def test_without_anything_to_keep_nothing_goes() -> None:

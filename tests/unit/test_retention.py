@@ -226,13 +226,13 @@ def test_a_run_that_is_resumed_collects_planes_without_an_entry(tmp_path: Path) 
     made.archive.put_object("catalogue", to_json(made.catalogue))
     for version, number in ((2, 6), (8, 24)):  # 8 is the present version, its planes may be under way
         made.store.put(anchor_key(run, AttemptId(version=version, number=number), 0, 0), b"x")
-    made.store.put(
-        payload_key(run, AttemptId(version=4, number=24), 77, 0), b"composed, left by a dead receiver"
-    )
+    composed = {number: AttemptId(version=4, number=number) for number in (21, 24)}
+    made.store.put(payload_key(run, composed[21], 77, 0), b"composed, left by a dead receiver")
+    made.store.put(payload_key(run, composed[24], 78, 0), b"composed, a receiver may be taking it")
     made.store.put(payload_key(run, AttemptId(version=8, number=23), 0, 0), b"failed")
     before = set(made.store.list(""))
     assert Collector(Site(run, made.store, tmp_path)).at_start(made.records[-1]) == 3
     assert before - set(made.store.list("")) == {
-        f"{run}/anchor/2-6/0/0", f"{run}/payload/4-24/77/0", f"{run}/payload/8-23/0/0"
+        f"{run}/anchor/2-6/0/0", f"{run}/payload/4-21/77/0", f"{run}/payload/8-23/0/0"
     }  # fmt: skip
     assert kept(made) == list(range(9))

@@ -26,8 +26,9 @@ def collect_attempts(
 
     ``keep`` must hold the attempts of the whole chain behind the record (``dcr.transport.chain``)
     and the active one. Attempts later than all of these stay: they may have been prepared since
-    the caller looked. Keys that are not of an attempt of this run are never touched. Idempotent;
-    may be interrupted anywhere.
+    the caller looked. So does what has the number of the latest: a delta composed up to its version,
+    which a receiver may be taking (``dcr.transport.depot``). Keys that are not of an attempt of this run
+    are never touched. Idempotent; may be interrupted anywhere.
 
     Raises:
         StoreError: the store failed; call again.
@@ -41,7 +42,7 @@ def collect_attempts(
             attempt = parse_attempt(key.removeprefix(prefix).partition("/")[0])
             if attempt is None or attempt in keep or key in named:
                 continue
-            if attempt.number <= latest:
+            if attempt.number < latest:
                 store.delete(key)
                 deleted.append(key)
     return deleted
