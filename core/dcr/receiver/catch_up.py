@@ -81,7 +81,7 @@ class CatchUp:
             _log.info("version %d is resident already and proven", record.version)
             return classes
         with self._archive.reading(self._archive.retained().floor) as keep:
-            found = self._behind(record, resident)
+            found = self._behind(record, resident, keep)
             if found is None:
                 return None
             held, manifests = found
@@ -102,15 +102,19 @@ class CatchUp:
             _log.info("what is resident is no version: %s", err)
             return {}
 
-    def _behind(self, record: CommitRecord, resident: AuditTable) -> tuple[int, tuple[Manifest, ...]] | None:
+    def _behind(
+        self, record: CommitRecord, resident: AuditTable, keep: Callable[[], None]
+    ) -> tuple[int, tuple[Manifest, ...]] | None:
         """The newest version before ``record``'s that has the digests ``resident``, and all links after it.
 
-        None if there is none, or if the links are more bytes than a dense load reads.
+        ``keep`` is called at each link. None if there is none, or if the links are more bytes than a dense
+        load reads.
         """
         anchors = {anchor.attempt.version: anchor.num_bytes for anchor in self._archive.retained().anchors}
         newer: list[Manifest] = []
         num_bytes, dense_bytes = 0, None
         for manifest in newest_first(self._archive, record):
+            keep()
             version = manifest.attempt.version
             if newer and self._proves(manifest, resident):
                 return version, tuple(newer[::-1])

@@ -175,6 +175,8 @@ class Refit:
             AttemptFailed: the transition was given up; the committed version is untouched.
             UnsupportedPath: a receiver cannot take one of the tensors.
             Unreachable: a party stayed away; after a restart with ``resume`` the step can be repeated.
+            StoreError: the version is committed (``record``) and served, and the store is away: its figures
+                could not be read.
         """
         agent, parent = self._opened(), self.record
         start = time.monotonic()
