@@ -24,6 +24,7 @@ def test_an_engine_that_a_call_would_end_is_refused(loaders: list[str] | None) -
     [
         ("weight_cache_mode", "daemon", "--weight-cache-mode off"),
         ("dp_size", 2, "an engine of its own"),
+        ("attn_dp_size", 8, "leave out --attn-dp-size"),
         ("pp_size", 2, "no engine pipeline stages"),
         ("quantization", "fp8", "leave out --quantization"),
         ("speculative_algorithm", "EAGLE", "the draft model keeps its old weights"),

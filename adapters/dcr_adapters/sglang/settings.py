@@ -28,6 +28,9 @@ _RULES: dict[str, _Rule] = {
         ("off",), "weights are shared with other engines through a cache", "--weight-cache-mode off"
     ),
     "dp_size": _Rule((1,), "several replicas are no instance", _ONE_MODEL),
+    "attn_dp_size": _Rule(
+        (1,), "each group of ranks has requests and caches of its own", "leave out --attn-dp-size"
+    ),
     "pp_size": _Rule((1,), "pipeline stages were not tried", _ONE_MODEL),
     "quantization": _Rule(
         (None, "unquant"), "other bits are stored than the checkpoint's", "leave out --quantization"
