@@ -2,7 +2,8 @@
 
 In a worker of an engine that was started for DCR everything that the first call needs is imported before
 the first request, which the import of numba alone would hold up for seconds. A server that was started for
-DCR gets routes for the receiver (``routes``). Any other engine or server is as it was.
+DCR gets routes for the receiver (``routes``), and its schedulers what a refit needs of them (``scheduler``).
+Any other engine or server is as it was.
 """
 
 from typing import Any
@@ -10,14 +11,18 @@ from typing import Any
 _LOADED = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _LISTENS = "sglang.srt.utils.common.set_uvicorn_logging_configs"
 """A server calls this once, right before it listens: its application is complete then, checks of keys too."""
+_FLUSHES = "sglang.srt.managers.scheduler.Scheduler.flush_cache"
 
 
 def register() -> None:
     """Prepare workers and servers. Idempotent: SGLang calls each plug-in once."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from dcr_adapters.sglang.scheduler import queue_grammars
+
     HookRegistry.register(_LOADED, _prepare, HookType.AFTER)
     HookRegistry.register(_LISTENS, _extend, HookType.BEFORE)
+    HookRegistry.register(_FLUSHES, queue_grammars, HookType.BEFORE)
 
 
 def _prepare(result: Any, runner: Any, *_: Any, **__: Any) -> Any:

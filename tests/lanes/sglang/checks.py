@@ -1,5 +1,8 @@
 """What is checked of engines, each in a process of its own (``apart``)."""
 
+import asyncio
+import re
+import time
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +50,23 @@ def audit(old: str, folder: str) -> None:
             workers.ask(rank, "flip", Flip(resident, element), type(None))
 
         check_audit(engine, Path(old), Path(folder), flip)
+
+
+def grammars(old: str, tp: str) -> None:
+    """A request whose grammar is still being compiled in a pause holds up no flush, and is answered."""
+    with served(Path(old), int(tp), speaks=True) as engine:
+        slow = "([a-z ]{1,400}[0-9]?){1,40}"  # more than a second
+        params = {"temperature": 0, "max_new_tokens": 8, "regex": slow}
+        asked = engine.engine.async_generate(prompt="Say ab", sampling_params=params)
+        waiting = asyncio.run_coroutine_threadsafe(asked, engine.loop)
+        while not engine.engine.tokenizer_manager.rid_to_state:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        engine.control.pause()
+        engine.control.reset_caches()
+        assert not waiting.done()
+        engine.control.resume()
+        assert re.fullmatch("[a-z 0-9]+", waiting.result(120)["text"])
 
 
 def _refit_without_flush(engine: SglangServed, run: Run, receiver: ReceiverAgent) -> None:

@@ -74,8 +74,13 @@ class SglangServed:
 
 
 @contextmanager
-def served(model: Path, tp: int = 1, loader: str = LOADER, **options: Any) -> Iterator[SglangServed]:
-    """An engine that takes deltas. Only in a process of its own: SGLang ends it when a worker dies."""
+def served(
+    model: Path, tp: int = 1, loader: str = LOADER, *, speaks: bool = False, **options: Any
+) -> Iterator[SglangServed]:
+    """An engine that takes deltas. Only in a process of its own: SGLang ends it when a worker dies.
+
+    ``speaks``: it has the model's tokenizer, without which it knows no grammars.
+    """
     import sglang
 
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % 2) for rank in range(tp))
@@ -86,7 +91,7 @@ def served(model: Path, tp: int = 1, loader: str = LOADER, **options: Any) -> It
         dtype="bfloat16",
         attention_backend="torch_native",
         sampling_backend="pytorch",
-        skip_tokenizer_init=True,
+        skip_tokenizer_init=not speaks,
         disable_cuda_graph=True,
         max_total_tokens=4096,
         max_running_requests=4,

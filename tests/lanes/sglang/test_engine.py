@@ -29,3 +29,8 @@ def test_ten_refits_of_a_pretrained_model(tp: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_flipped_bit_of_one_worker_is_found_named_and_repaired(tmp_path: Path) -> None:
     apart("tests.lanes.sglang.checks:audit", checkpoints.make(tmp_path, "llama"), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_request_that_waits_for_its_grammar_holds_up_no_flush() -> None:
+    apart("tests.lanes.sglang.checks:grammars", pretrained(), "2")
