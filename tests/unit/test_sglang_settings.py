@@ -6,7 +6,7 @@ import pytest
 
 from dcr.errors import ConfigError
 from dcr_adapters.sglang.messages import LOADER
-from dcr_adapters.sglang.settings import require_takes_calls
+from dcr_adapters.sglang.settings import require_stored_as_read, require_takes_calls
 
 
 def test_arguments_that_a_version_does_not_have_are_no_concern() -> None:
@@ -51,3 +51,10 @@ def test_what_deltas_cannot_follow_is_refused_by_name(name: str, value: object, 
     settings = SimpleNamespace(custom_weight_loader=[LOADER], **{name: value})
     with pytest.raises(ConfigError, match=f"{name}={value}: .*{words}"):
         require_takes_calls(settings, LOADER)
+
+
+def test_a_quantized_checkpoint_is_refused_by_name() -> None:
+    for fitting in (None, SimpleNamespace(), SimpleNamespace(quantization=None)):
+        require_stored_as_read(fitting)
+    with pytest.raises(ConfigError, match=r"quantized \(fp8\): .*dense refits"):
+        require_stored_as_read(SimpleNamespace(quantization="fp8"))

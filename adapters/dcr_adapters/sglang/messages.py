@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LOADER = "dcr_adapters.sglang.worker.dcr_call"
 """For ``custom_weight_loader``, and the load format of each call."""
+SESSION = "dcr.call"
+"""Id of the requests that begin and end the update session of a call."""
 _NAME = "dcr.control"
 
 

@@ -12,17 +12,24 @@ _LOADED = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _LISTENS = "sglang.srt.utils.common.set_uvicorn_logging_configs"
 """A server calls this once, right before it listens: its application is complete then, checks of keys too."""
 _FLUSHES = "sglang.srt.managers.scheduler.Scheduler.flush_cache"
+_ATTACHES = "sglang.srt.managers.scheduler.Scheduler.attach_hicache_storage_wrapped"
+_SESSIONS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_MODELS = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 
 
 def register() -> None:
     """Prepare workers and servers. Idempotent: SGLang calls each plug-in once."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from dcr_adapters.sglang.scheduler import queue_grammars
+    from dcr_adapters.sglang.scheduler import know_calls, queue_grammars, refuse_storage, spare_refused
 
     HookRegistry.register(_LOADED, _prepare, HookType.AFTER)
     HookRegistry.register(_LISTENS, _extend, HookType.BEFORE)
     HookRegistry.register(_FLUSHES, queue_grammars, HookType.BEFORE)
+    HookRegistry.register(_ATTACHES, refuse_storage, HookType.AROUND)
+    for step in ("begin_weight_update", "end_weight_update"):
+        HookRegistry.register(f"{_SESSIONS}.{step}", know_calls, HookType.AROUND)
+        HookRegistry.register(f"{_MODELS}.{step}", spare_refused, HookType.AROUND)
 
 
 def _prepare(result: Any, runner: Any, *_: Any, **__: Any) -> Any:

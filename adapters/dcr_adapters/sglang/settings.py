@@ -78,3 +78,19 @@ def require_takes_calls(settings: Any, loader: str) -> None:
         value = getattr(settings, name, rule.fitting[0])
         if value not in rule.fitting:
             raise ConfigError(f"the engine was started with {name}={value}: {rule.why}; {rule.instead}")
+
+
+def require_stored_as_read(model_config: Any) -> None:
+    """Refuse a checkpoint that is quantized itself, of which SGLang's arguments say nothing.
+
+    ``model_config``: SGLang's, as its front has it; None where it has none.
+
+    Raises:
+        ConfigError: names the method, why, and the remedy.
+    """
+    method = getattr(model_config, "quantization", None)
+    if method not in _RULES["quantization"].fitting:
+        raise ConfigError(
+            f"the engine's checkpoint is quantized ({method}): {_RULES['quantization'].why}; "
+            "serve one that is not, or use dense refits for this engine"
+        )

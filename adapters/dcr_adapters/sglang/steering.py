@@ -13,8 +13,8 @@ from uuid import uuid4
 from dcr.errors import Unreachable
 from dcr.model import from_json
 from dcr.receiver.workers.messages import Calls
-from dcr_adapters.sglang.messages import LOADER, Control, to_tensors
-from dcr_adapters.sglang.settings import require_takes_calls
+from dcr_adapters.sglang.messages import LOADER, SESSION, Control, to_tensors
+from dcr_adapters.sglang.settings import require_stored_as_read, require_takes_calls
 
 _IDLE_S = 10.0
 """For how long what was still running when the pause came may take to end; SGLang refuses to flush before."""
@@ -35,6 +35,7 @@ class Steering:
             ConfigError: the engine cannot take deltas as it was started; a call would end it.
         """
         require_takes_calls(settings, loader)
+        require_stored_as_read(getattr(manager, "model_config", None))
         self._manager = manager
         self._settings = settings
         self._folder = folder
@@ -110,14 +111,15 @@ class Steering:
         if hasattr(self._manager, "begin_weight_update_communicator"):
             from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput
 
-            asked = BeginWeightUpdateReqInput(selector="target")
+            asked = BeginWeightUpdateReqInput(rid=SESSION, selector="target")
             _require((await self._manager.begin_weight_update_communicator(asked))[0])
 
     async def _end(self) -> None:
         if hasattr(self._manager, "end_weight_update_communicator"):
             from sglang.srt.managers.io_struct import EndWeightUpdateReqInput
 
-            _require((await self._manager.end_weight_update_communicator(EndWeightUpdateReqInput()))[0])
+            asked = EndWeightUpdateReqInput(rid=SESSION)
+            _require((await self._manager.end_weight_update_communicator(asked))[0])
 
 
 def _new_control(calls: str, folder: Path) -> Control:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import httpx
 import pytest
 
-from dcr.errors import Unreachable
+from dcr.errors import ConfigError, Unreachable
 from dcr.receiver.workers.serving_lease import Message, ServingLease
-from dcr_adapters.sglang.messages import LOADER
+from dcr_adapters.sglang.messages import LOADER, SESSION
 from dcr_adapters.sglang.routes import CONTROL, add_routes, serve_under_lease
 from dcr_adapters.sglang.steering import Steering
 
@@ -96,18 +96,21 @@ class Manager:
 
     def __init__(self, success: bool = True) -> None:
         self.events: list[str] = []
+        self.model_config = SimpleNamespace(quantization=None)
         self._success = success
 
     def auto_create_handle_loop(self) -> None:
         pass
 
-    async def begin_weight_update_communicator(self, _: object) -> list[SimpleNamespace]:
+    async def begin_weight_update_communicator(self, asked: Any) -> list[SimpleNamespace]:
+        assert asked.rid == SESSION
         return await self._step("begin", True)
 
     async def update_weights_from_tensor_communicator(self, _: object) -> list[SimpleNamespace]:
         return await self._step("update", self._success)
 
-    async def end_weight_update_communicator(self, _: object) -> list[SimpleNamespace]:
+    async def end_weight_update_communicator(self, asked: Any) -> list[SimpleNamespace]:
+        assert asked.rid == SESSION
         return await self._step("end", True)
 
     async def _step(self, name: str, success: bool) -> list[SimpleNamespace]:
@@ -137,3 +140,11 @@ def test_a_session_that_sglang_refuses_an_update_in_is_closed(tmp_path: Path) ->
     with pytest.raises(Unreachable, match="injected"):
         asyncio.run(steering_of(manager, tmp_path).call_workers("{}"))
     assert manager.events == ["begin", "update", "end"]
+
+
+def test_a_quantized_checkpoint_is_refused_before_a_call(tmp_path: Path) -> None:
+    """No argument names it; only the configuration that SGLang has made of the checkpoint does."""
+    manager = Manager()
+    manager.model_config = SimpleNamespace(quantization="fp8")
+    with pytest.raises(ConfigError, match="quantized"):
+        steering_of(manager, tmp_path)

@@ -1,37 +1,17 @@
 """What the plug-in's hooks do in SGLang's own scheduler classes, without an engine."""
 
 import threading
-from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import Future
-from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sglang.srt.constrained.grammar_manager import GrammarManager
+from sglang.srt.managers.io_struct import AttachHiCacheStorageReqInput
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.plugins.hook_registry import HookRegistry
+from tests.lanes.sglang.hooked import hooks  # noqa: F401 -- a fixture, for all tests here
 
-from dcr_adapters.sglang import plugin, scheduler
-
-
-@pytest.fixture(autouse=True)
-def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """SGLang's classes as they are in an engine that takes deltas."""
-    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
-    monkeypatch.setattr(HookRegistry, "_patched", set())
-    monkeypatch.setattr(scheduler, "takes_calls", lambda: True)
-    plugin.register()
-    for target in [name for name in HookRegistry._hooks if ".managers." not in name]:
-        del HookRegistry._hooks[target]  # of models and servers, which are elsewhere
-    with pytest.MonkeyPatch.context() as patch:
-        for target in HookRegistry._hooks:
-            owner, name = target.rsplit(".", 1)
-            found = resolve_name(owner)
-            patch.setattr(found, name, getattr(found, name))  # so that it is put back
-        HookRegistry.apply_hooks()
-        yield
+from dcr_adapters.sglang import scheduler
 
 
 class Paused:
@@ -122,3 +102,39 @@ def test_an_engine_that_goes_on_looks_for_grammars_itself() -> None:
     engine = Paused(ready, paused=False)
     assert not engine.flush()
     assert engine.waiting_queue == []
+
+
+@pytest.mark.parametrize("taking", [True, False])
+def test_storage_is_not_attached_to_an_engine_that_takes_deltas(
+    taking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "takes_calls", lambda: taking)
+    serving = SimpleNamespace(served_model_name="model")
+    monkeypatch.setattr("sglang.srt.managers.scheduler.get_serving", lambda: serving)
+    asked = AttachHiCacheStorageReqInput(hicache_storage_backend="file")
+    engine = Attachable()
+    done = Scheduler.attach_hicache_storage_wrapped(engine, asked)
+    assert not done.success
+    assert ("keys and values of old weights" in done.message) == taking
+    assert engine.tree_cache.asked == ([] if taking else ["file"])
+
+
+class Attachable:
+    """As an idle ``Scheduler`` with a hierarchical cache, whose storage cannot be reached."""
+
+    enable_hierarchical_cache = True
+
+    def __init__(self) -> None:
+        self.tree_cache = _Tree()
+
+    def is_fully_idle(self) -> bool:
+        return True
+
+
+class _Tree:
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def attach_storage_backend(self, storage_backend: str, **_: Any) -> tuple[bool, str]:
+        self.asked.append(storage_backend)
+        return False, "not there"
