@@ -3,7 +3,7 @@
 Nothing here knows a model: names, shards and packed layouts are what ``load_weights`` makes of them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -18,15 +18,12 @@ from dcr_adapters.vllm import keep_unpacked, refusals
 class VllmLoader:
     """Implements ``dcr.receiver.ports.NativeLoader`` over the model of one worker.
 
-    ``config`` is the engine's ``VllmConfig``; ``eplb_state`` gives the worker's expert balancer, if any.
+    ``config`` is the engine's ``VllmConfig``.
     """
 
-    def __init__(
-        self, model: nn.Module, config: Any = None, *, eplb_state: Callable[[], Any] = lambda: None
-    ) -> None:
+    def __init__(self, model: nn.Module, config: Any = None) -> None:
         self.model = model
         self._config = config
-        self._eplb_state = eplb_state
         named = model.named_parameters(remove_duplicate=False)
         first: dict[int, str] = {}
         self._tied = {name for name, value in named if first.setdefault(id(value), name) != name}
@@ -46,8 +43,8 @@ class VllmLoader:
         return runtime_name is None or runtime_name in self._tied or runtime_name.startswith(self._elsewhere)
 
     def refusals(self) -> dict[str, str]:
-        """Quantized, laid out anew, packed or moving weights; see ``dcr_adapters.vllm.refusals``."""
-        return refusals.refusals(self.model, self._eplb_state(), self._config)
+        """Quantized, laid out anew, packed or shared weights; see ``dcr_adapters.vllm.refusals``."""
+        return refusals.refusals(self.model, self._config)
 
     def synchronize(self) -> None:
         """Derive again what vLLM derives after a load, renew packed copies, wait for the device."""

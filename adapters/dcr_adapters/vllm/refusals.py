@@ -1,7 +1,8 @@
 """What vLLM does to weights after loading that deltas cannot follow (DESIGN R11, issue "refused in advance").
 
-Found by looking at how the loaded modules are configured, not by names of models or layers. Whatever
-is overlooked here is left to the base-value gate, which reads every tensor back.
+Found by looking at how the loaded modules are configured, not by names of models or layers; what the
+engine's configuration alone tells is in ``settings``. Whatever is overlooked here is left to the base-value
+gate, which reads every tensor back.
 """
 
 from collections.abc import Iterator
@@ -9,22 +10,19 @@ from typing import Any
 
 from torch import nn
 
-from dcr_adapters.vllm import keep_unpacked
+from dcr_adapters.vllm import keep_unpacked, settings
 
 _DENSE = "use dense refits for this engine"
 _IN_PLACE = frozenset({"TRITON", "BATCHED_TRITON", "CPU"})
 """Expert backends, by the names of vLLM's enumeration, that compute from parameters as they were loaded."""
 
-_NO_DRAFT = (None, "ngram", "ngram_gpu", "suffix")
-"""Ways to speculate that have no weights of their own."""
 
+def refusals(model: nn.Module, config: Any = None) -> dict[str, str]:
+    """Resident name or setting -> reason and remedy, empty if every weight stays as its loader left it.
 
-def refusals(model: nn.Module, eplb_state: Any = None, config: Any = None) -> dict[str, str]:
-    """Resident name -> reason and remedy, empty if every weight stays as its loader left it.
-
-    ``eplb_state`` is the model runner's expert balancer, if it has one; ``config`` the engine's.
+    ``config`` is the engine's.
     """
-    found: dict[str, str] = {}
+    found = settings.refused(config)
     for prefix, module in model.named_modules():
         own = list(module.named_parameters(prefix, recurse=False))
         reason = _of_module(module) if own else ""
@@ -37,14 +35,6 @@ def refusals(model: nn.Module, eplb_state: Any = None, config: Any = None) -> di
         found[type(model).__name__] = (
             f"the model derives weights after loading, and not layer by layer; {_DENSE}"
         )
-    method = getattr(getattr(config, "speculative_config", None), "method", None)
-    if method not in _NO_DRAFT:
-        found["speculative_config"] = (
-            f"{method}: the draft model keeps its old weights; start vLLM without speculative_config, "
-            "or with method ngram"
-        )
-    if _rebalancing(eplb_state):
-        found["eplb"] = "experts are being moved between ranks; ask again when the rebalance has ended"
     return found
 
 
@@ -112,8 +102,3 @@ def _absorbed(module: nn.Module) -> str:
     if any(getattr(module, flag, False) for flag in quantized):
         return f"attention keeps a quantized product of this projection; {_DENSE}"
     return ""
-
-
-def _rebalancing(state: Any) -> bool:
-    models = getattr(state, "model_states", {}).values()
-    return any(model.rebalanced or model.pending_result is not None for model in models)

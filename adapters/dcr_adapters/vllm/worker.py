@@ -35,8 +35,8 @@ class DcrWorkerExtension:
 
 def make_server(worker: Any) -> RankServer:
     """The calls of one vLLM worker, over the model that it serves."""
-    runner, config = worker.model_runner, worker.vllm_config
-    loader = VllmLoader(runner.get_model(), config, eplb_state=lambda: getattr(runner, "eplb_state", None))
+    config = worker.vllm_config
+    loader = VllmLoader(worker.model_runner.get_model(), config)
     greeting = Greeting(
         rank=worker.rank,
         world=config.parallel_config.world_size,

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,13 +132,12 @@ def test_known_hazards_are_named() -> None:
     assert "reload is in progress" in found["reloading.weight"]
 
 
-def test_moving_experts_are_refused() -> None:
-    def state(*, rebalanced: bool) -> Any:
-        balanced = SimpleNamespace(rebalanced=rebalanced, pending_result=None)
-        return SimpleNamespace(model_states={"a": balanced})
-
-    assert "eplb" in refusals(nn.Module(), state(rebalanced=True))
-    assert refusals(nn.Module(), state(rebalanced=False)) == {}
+def test_experts_that_vllm_may_move_are_refused(moe: Path, tmp_path: Path) -> None:
+    """The loader would go on with the placement that vLLM began with, and so would all that proves it."""
+    with world(moe, Layout(2, replicas=2)) as ranks:
+        writer, _ = writer_over(ranks, moe, tmp_path)
+        with pytest.raises(UnsupportedPath, match="start vLLM without enable_eplb"):
+            writer.prewarm()
 
 
 def _begin_reload(loader: VllmLoader, _: str) -> str:

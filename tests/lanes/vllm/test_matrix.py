@@ -15,7 +15,6 @@ CASES = [
     ("llama", Layout(pp=2)),
     ("qwen2", Layout(pp=2)),
     ("qwen3moe", Layout(2, ep=True)),
-    ("qwen3moe", Layout(2, replicas=2)),
 ]
 
 
