@@ -138,16 +138,19 @@ def test_an_answer_without_results_is_no_answer(content: Any) -> None:
 
 
 def test_how_a_vllm_server_is_steered() -> None:
-    app = App(200, {"results": [{"rank": 0}]})
-    control = HttpControl("http://server", external_cache=True, transport=httpx.MockTransport(app))
-    assert control.call_workers("{}") == [{"rank": 0}]
+    app = App(200, {"world_size": 1, "results": [{"rank": 0}]})
+    control = HttpControl("http://server", transport=httpx.MockTransport(app))
+    assert control.call_workers("{}") == control.call_workers("{}") == [{"rank": 0}]
     control.pause()
     control.reset_caches()
     control.set_version("7")
     control.resume()
     control.close()
+    called = ("POST", "/collective_rpc", {"method": "dcr_call", "args": ["{}"]})
     assert app.asked == [
-        ("POST", "/collective_rpc", {"method": "dcr_call", "args": ["{}"]}),
+        ("GET", "/get_world_size?include_dp=true", None),
+        called,
+        called,
         ("POST", "/pause?mode=keep&clear_cache=false", None),
         ("POST", "/reset_prefix_cache?reset_running_requests=true&reset_external=true", None),
         ("POST", "/reset_encoder_cache", None),
@@ -161,3 +164,23 @@ def test_a_vllm_server_that_keeps_its_cache_is_not_served_from() -> None:
     with pytest.raises(Unreachable, match="no request may see old KV"):
         control.reset_caches()
     control.close()
+
+
+def test_a_vllm_server_of_several_replicas_is_refused_at_every_call() -> None:
+    """It lets all replicas do what is asked, and answers for the first."""
+    app = App(200, {"world_size": 4, "results": [{"rank": 0}, {"rank": 1}]})
+    control = HttpControl("http://server", transport=httpx.MockTransport(app))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"2 of 4 workers of the server answer: .*an engine of its own"):
+            control.call_workers("{}")
+    control.close()
+
+
+@pytest.mark.parametrize("content", [None, {"results": [{}]}, {"world_size": "1", "results": [{}]}])
+def test_a_vllm_server_that_does_not_count_its_workers_is_asked_nothing(content: Any) -> None:
+    app = App(200, content)
+    control = HttpControl("http://server", transport=httpx.MockTransport(app))
+    with pytest.raises(Unreachable, match="no world_size"):
+        control.call_workers("{}")
+    control.close()
+    assert [path for _, path, _ in app.asked] == ["/get_world_size?include_dp=true"]

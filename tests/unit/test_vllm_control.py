@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from dcr.errors import Unreachable
+from dcr.errors import ConfigError, Unreachable
 from dcr_adapters.vllm.control import AsyncEngineControl, OfflineControl
 
 
 class Engine:
     """As much of an ``LLM`` as is asked; ``resets``: what resetting the prefix cache returns."""
 
-    def __init__(self, resets: object = True, *, dead: bool = False) -> None:
+    def __init__(self, resets: object = True, *, dead: bool = False, replicas: int = 1) -> None:
         self.resets = resets
         self.dead = dead
         self.asked: list[tuple[str, Any]] = []
-        self.vllm_config = SimpleNamespace(kv_transfer_config=object())
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=replicas))
         self.llm_engine = self
 
     def reset_prefix_cache(self, **options: bool) -> object:
@@ -93,6 +93,16 @@ def test_a_cache_that_was_not_reset_is_no_success(kind: str) -> None:
         pytest.raises(Unreachable, match="no request may see old KV"),
     ):
         control.reset_caches()
+
+
+@KINDS
+def test_several_replicas_are_no_engine(kind: str) -> None:
+    """vLLM answers for the first of them: what the others did is never known."""
+    with (
+        pytest.raises(ConfigError, match=r"data_parallel_size=2: .*an engine of its own"),
+        control_of(kind, Engine(replicas=2)),
+    ):
+        pass
 
 
 @KINDS

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from dcr.errors import Unreachable
 from dcr.receiver.workers.loop import EngineLoop
+from dcr_adapters.vllm import settings
 
 T = TypeVar("T")
 
@@ -18,6 +19,8 @@ class AsyncEngineControl:
     """An ``AsyncLLM`` of this process, whose event loop runs in another thread than the caller's."""
 
     def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop, *, deadline_s: float = 600.0) -> None:
+        """Raises ConfigError: the engine is several data parallel replicas."""
+        settings.require_one_engine(engine.vllm_config)
         self._engine = engine
         self._wait = EngineLoop(loop, deadline_s).wait
 
@@ -36,8 +39,7 @@ class AsyncEngineControl:
 
     def reset_caches(self) -> None:
         """See ``EngineControl``."""
-        connector = self._engine.vllm_config.kv_transfer_config is not None
-        reset = self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=connector)
+        reset = self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         _require_reset(self._wait(reset))
         self._wait(self._engine.reset_encoder_cache())
 
@@ -50,6 +52,8 @@ class OfflineControl:
     """An ``LLM``, whose calls must not overlap its ``generate``: see ``OfflineGate``."""
 
     def __init__(self, llm: Any) -> None:
+        """Raises ConfigError: the engine is several data parallel replicas."""
+        settings.require_one_engine(llm.llm_engine.vllm_config)
         self._llm = llm
 
     def call_workers(self, calls: str) -> list[dict[str, Any]]:
@@ -65,11 +69,9 @@ class OfflineControl:
 
     def reset_caches(self) -> None:
         """See ``EngineControl``."""
-        engine = self._llm.llm_engine
-        connector = engine.vllm_config.kv_transfer_config is not None
-        reset = partial(self._llm.reset_prefix_cache, reset_running_requests=True, reset_connector=connector)
+        reset = partial(self._llm.reset_prefix_cache, reset_running_requests=True, reset_connector=True)
         _require_reset(_asked(reset))
-        _asked(engine.reset_encoder_cache)
+        _asked(self._llm.llm_engine.reset_encoder_cache)
 
     def set_version(self, version: str) -> None:
         """See ``EngineControl``."""

@@ -12,6 +12,7 @@ import httpx
 
 from dcr.errors import Unreachable
 from dcr.receiver.workers.server import EngineServer, Needs
+from dcr_adapters.vllm import settings
 
 _NEEDS = Needs(
     control="VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls dcr_adapters.vllm.worker.DcrWorkerExtension",
@@ -27,21 +28,29 @@ class HttpControl:
         url: str,
         *,
         deadline_s: float = 600.0,
-        external_cache: bool = False,
         token: str = "",
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """See ``EngineServer``. ``external_cache``: the engine keeps KV in a connector too."""
+        """See ``EngineServer``."""
         self._server = EngineServer(url, _NEEDS, deadline_s=deadline_s, token=token, transport=transport)
-        self._external = external_cache
+        self._world: int | None = None
+        """Workers of all replicas; None until as many have answered."""
 
     def close(self) -> None:
         """Drop the connections; idempotent."""
         self._server.close()
 
     def call_workers(self, calls: str) -> list[dict[str, Any]]:
-        """See ``EngineControl``."""
-        return self._server.results("/collective_rpc", {"method": "dcr_call", "args": [calls]})
+        """See ``EngineControl``.
+
+        Raises:
+            ConfigError: only one of several data parallel replicas answers.
+        """
+        world = self._world if self._world is not None else self._asked_world()
+        answers = self._server.results("/collective_rpc", {"method": "dcr_call", "args": [calls]})
+        settings.require_whole(len(answers), world)
+        self._world = world
+        return answers
 
     def pause(self) -> None:
         """See ``EngineControl``."""
@@ -53,9 +62,8 @@ class HttpControl:
 
     def reset_caches(self) -> None:
         """See ``EngineControl``."""
-        external = "true" if self._external else "false"
         answer = self._server.post(
-            "/reset_prefix_cache", query={"reset_running_requests": "true", "reset_external": external}
+            "/reset_prefix_cache", query={"reset_running_requests": "true", "reset_external": "true"}
         )
         if answer.content and answer.json().get("success") is False:
             raise Unreachable("the server did not reset its prefix cache; no request may see old KV")
@@ -68,3 +76,10 @@ class HttpControl:
     def lend(self, left_s: Callable[[], float]) -> None:
         """See ``Lends``."""
         self._server.lend(left_s)
+
+    def _asked_world(self) -> int:
+        route = "/get_world_size"
+        world = self._server.field(route, "world_size", query={"include_dp": "true"})
+        if not isinstance(world, int):
+            raise Unreachable(f"GET {route}: no world_size, but {world!r}")
+        return world

@@ -81,6 +81,10 @@ class EngineServer:
         """
         return self._sent("POST", path, self._deadline_s, query=query, body=body)
 
+    def field(self, path: str, name: str, *, query: dict[str, str] | None = None) -> Any:
+        """``name`` in what the server answers to GET ``path``; None if it has none. Raises as ``post``."""
+        return _field(self._sent("GET", path, self._deadline_s, query=query), name)
+
     def results(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """What the workers answer to ``path``, under ``results``. Raises as ``post``."""
         answer = self.post(path, body=body)
