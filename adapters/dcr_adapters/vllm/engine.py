@@ -3,6 +3,9 @@
 For those who drive weight updates with vLLM's own calls and routes. Naming it also keeps weights loadable
 on the CPU. vLLM's calls give no answers back, so a failure is raised and vLLM ends the update; the
 receiver of a run takes the same calls with answers, over ``DcrWorkerExtension``.
+
+Nobody joins the digests of all ranks here, so an item's target digest is not compared. What is written must
+not build on what lies there: differences (xor, delta16) are refused, overwrites are read back at the end.
 """
 
 import json
@@ -18,7 +21,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 import dcr.errors
-from dcr.errors import AttemptFailed
+from dcr.errors import AttemptFailed, UnsupportedPath
+from dcr.model import from_json
+from dcr.receiver.rank import RankPlacement
 from dcr.receiver.workers.messages import Call, Greeting
 from dcr.receiver.workers.rank_server import RankServer, local_rank
 from dcr_adapters.vllm.loader import VllmLoader
@@ -63,17 +68,34 @@ class DcrWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         """Nothing: ``begin`` is a call of its own, because it says whether storage is proven."""
 
     def receive_weights(self, update_info: DcrUpdateInfo) -> None:
-        """Make one call. Raises what the rank raised."""
-        self._do(update_info.method, update_info.params)
+        """Make one call. Raises what the rank raised, and UnsupportedPath if ``prewarm`` has refusals."""
+        method, params = update_info.method, update_info.params
+        answer = self._do(method, {**params, "allow_xor": False} if method == "apply" else params)
+        if method == "prewarm":
+            _require_supported(from_json(RankPlacement, answer))
 
     def finish_weight_update(self) -> None:
-        """Everything written is in place and derived weights are made anew."""
+        """Everything written is in place and read back, and derived weights are made anew.
+
+        Raises:
+            AttemptFailed: two copies differ, or an element does not hold its bits; the storage is torn.
+        """
         self._do("synchronize", {})
+        self._do("check", {})
 
     def shutdown(self) -> None:
         """Nothing is held open."""
 
-    def _do(self, method: str, params: dict[str, Any]) -> None:
+    def _do(self, method: str, params: dict[str, Any]) -> str:
         answer = self.server.answer(Call(method, json.dumps(params)))
         if answer.error:
             raise getattr(dcr.errors, answer.error, AttemptFailed)(answer.message)
+        return answer.value
+
+
+def _require_supported(placement: RankPlacement) -> None:
+    refused = {name: path.refusal for name, path in placement.paths.items() if path.refusal}
+    refused |= placement.refusals
+    if refused:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(refused.items()))
+        raise UnsupportedPath(f"the loader cannot take deltas: {reasons}")

@@ -12,6 +12,7 @@ from tests.lanes.shared.run import Run, items_of
 from tests.lanes.vllm.offline import in_fork, offline, say
 
 from dcr.codec import Payload
+from dcr.errors import AttemptFailed
 from dcr.model import Encoding, PathClass, to_json
 from dcr.receiver.workers.gate import OfflineGate
 from dcr.receiver.workers.messages import Apply
@@ -51,14 +52,17 @@ def test_refits_between_two_batches(tmp_path: Path) -> None:
 
 
 def test_vllms_own_weight_update_calls(tmp_path: Path) -> None:
-    """Backend ``dcr``, which only the entry point offers, and no worker extension."""
+    """Backend ``dcr``, by the entry point alone, without a worker extension; differences are refused."""
     old = checkpoints.make(tmp_path, "llama")
     new = checkpoints.changed(old, tmp_path / "new", rate=0.2)
     run = Run(tmp_path, checkpoints.catalogue(old), checkpoints.version(old))
-    attempt = run.next_attempt()
     classes = dict.fromkeys(run.catalogue.by_name(), PathClass.XOR)
-    items = items_of(run.catalogue, run.newest, checkpoints.version(new), classes, Encoding.XOR)
-    payloads = run.payloads(attempt, items)
+
+    def payloads_of(encoding: Encoding) -> list[Payload]:
+        items = items_of(run.catalogue, run.newest, checkpoints.version(new), classes, encoding)
+        return list(run.payloads(run.next_attempt(), items))
+
+    differences, payloads = payloads_of(Encoding.XOR), payloads_of(Encoding.OVERWRITE)
 
     def body() -> Any:
         from vllm.config import WeightTransferConfig
@@ -66,18 +70,28 @@ def test_vllms_own_weight_update_calls(tmp_path: Path) -> None:
         llm = offline(old, weight_transfer_config=WeightTransferConfig(backend="dcr"))
         before = say(llm)
         llm.init_weight_transfer_engine({"init_info": asdict(run.setup())})
-        llm.start_weight_update()
-        for method, params in (
-            ("prewarm", {}),
-            ("begin", {"clean": True}),
-            *(("apply", apply_of(payload)) for payload in payloads),
-        ):
+
+        def tell(method: str, params: Any) -> None:
             llm.update_weights({"update_info": {"method": method, "params": params}})
+
+        llm.start_weight_update()
+        tell("prewarm", {})
+        tell("begin", {"clean": True})
+        refused = ""
+        try:
+            tell("apply", apply_of(differences[0]))
+        except AttemptFailed as err:
+            refused = str(err)
+        llm.start_weight_update()
+        tell("begin", {"clean": True})
+        for payload in payloads:
+            tell("apply", apply_of(payload))
         llm.finish_weight_update()
         llm.reset_prefix_cache(reset_running_requests=True)
-        return before, say(llm)
+        return refused, before, say(llm)
 
-    before, after = in_fork(body)
+    refused, before, after = in_fork(body)
+    assert "torn" in refused
     assert before == in_fork(partial(fresh, old))
     assert after == in_fork(partial(fresh, new))
     assert before != after
