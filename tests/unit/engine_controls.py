@@ -1,17 +1,23 @@
 """An engine's control that only writes down what it is told."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from dcr.errors import Unreachable
+from dcr.receiver.workers.line import Line
 
 
 class Recorded:
-    """An ``EngineControl``; ``unheard``: what is done next time, while its answer is lost."""
+    """An ``OfflineEngine``; ``unheard``: what is done next time, while its answer is lost."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
         self.dead = False
         self.unheard = ""
+        self.line = Line()
+
+    def alone(self) -> AbstractContextManager[None]:
+        return self.line.held()
 
     def call_workers(self, calls: str) -> list[dict[str, Any]]:
         return []

@@ -1,9 +1,11 @@
 """The gates of engines: what an engine is told, and when."""
 
+import threading
+
 import pytest
 from tests.unit.engine_controls import Recorded
 
-from dcr.errors import IntegrityError, Unreachable
+from dcr.errors import AttemptFailed, IntegrityError, Unreachable
 from dcr.receiver.workers.gate import EngineGate, OfflineGate
 
 
@@ -99,4 +101,41 @@ def test_offline_requests_wait_for_an_open_gate() -> None:
     gate.open(0, changed=True)
     with gate.generating() as version:
         assert version == 0
-    assert control.told == ["version 0", "reset"]
+    assert control.told == ["reset", "version 0"]
+
+
+def test_an_offline_engine_keeps_its_version_while_it_is_asked() -> None:
+    control = Recorded()
+    gate = OfflineGate(control, drain_deadline_s=0.01)
+    gate.close()
+    gate.open(0, changed=True)
+    control.told.clear()
+    with gate.generating():
+        with pytest.raises(AttemptFailed, match="still in flight"):
+            gate.close()
+        with pytest.raises(IntegrityError, match="while requests used 0"):
+            gate.open(1, changed=True)
+        assert control.told == [], "what is computed now is computed by version 0"
+        gate.open(0, changed=False)
+        assert control.told == []
+    assert gate.is_open
+
+
+def test_an_offline_engine_is_asked_by_nobody_else_while_it_generates() -> None:
+    control = Recorded()
+    gate = OfflineGate(control)
+    gate.close()
+    gate.open(0, changed=True)
+    order: list[str] = []
+
+    def audit() -> None:
+        with control.alone():
+            order.append("audit")
+
+    with gate.generating():
+        other = threading.Thread(target=audit)
+        other.start()
+        other.join(0.1)
+        order.append("generated")
+    other.join()
+    assert order == ["generated", "audit"]

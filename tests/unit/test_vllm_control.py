@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dcr.errors import ConfigError, Unreachable
+from dcr.receiver.workers.gate import OfflineGate
 from dcr_adapters.vllm.control import AsyncEngineControl, OfflineControl
 
 
@@ -111,3 +112,43 @@ def test_a_dead_engine_is_unreachable(kind: str) -> None:
         for call in (control.reset_caches, lambda: control.set_version("7")):
             with pytest.raises(Unreachable, match="OSError: broken pipe"):
                 call()
+
+
+def test_an_offline_engine_takes_one_call_at_a_time() -> None:
+    """A fence and the background audit call from threads of their own, beside the one that generates."""
+    control = OfflineControl(engine := Busy())
+    gate = OfflineGate(control)
+    gate.close()
+    gate.open(0, changed=True)
+    calls = [threading.Thread(target=control.call_workers, args=("{}",)) for _ in range(3)]
+
+    with gate.generating():
+        for call in calls:
+            call.start()
+        engine.work()
+    for call in calls:
+        call.join()
+    assert engine.num_calls == 4
+    assert engine.most_at_once == 1
+
+
+class Busy(Engine):
+    """Takes its time with every call, and counts how many it is asked at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = self.most_at_once = self.num_calls = 0
+        self._lock = threading.Lock()
+
+    def collective_rpc(self, method: str, args: tuple[str]) -> list[object]:
+        self.work()
+        return []
+
+    def work(self) -> None:
+        with self._lock:
+            self.num_calls += 1
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        threading.Event().wait(0.05)
+        with self._lock:
+            self.at_once -= 1

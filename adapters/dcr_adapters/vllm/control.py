@@ -5,10 +5,12 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
 from dcr.errors import Unreachable
+from dcr.receiver.workers.line import Line
 from dcr.receiver.workers.loop import EngineLoop
 from dcr_adapters.vllm import settings
 
@@ -49,16 +51,25 @@ class AsyncEngineControl:
 
 
 class OfflineControl:
-    """An ``LLM``, whose calls must not overlap its ``generate``: see ``OfflineGate``."""
+    """An ``LLM``, which takes one call at a time: ``generate`` belongs inside ``alone``, see ``OfflineGate``.
+
+    Implements ``OfflineEngine``.
+    """
 
     def __init__(self, llm: Any) -> None:
         """Raises ConfigError: the engine is several data parallel replicas."""
         settings.require_one_engine(llm.llm_engine.vllm_config)
         self._llm = llm
+        self._line = Line()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """See ``OfflineEngine``."""
+        return self._line.held()
 
     def call_workers(self, calls: str) -> list[dict[str, Any]]:
-        """See ``EngineControl``."""
-        answers: list[dict[str, Any]] = _asked(partial(self._llm.collective_rpc, "dcr_call", args=(calls,)))
+        """See ``EngineControl``; waits while another thread generates."""
+        ask = partial(self._llm.collective_rpc, "dcr_call", args=(calls,))
+        answers: list[dict[str, Any]] = self._asked(ask)
         return answers
 
     def pause(self) -> None:
@@ -70,20 +81,20 @@ class OfflineControl:
     def reset_caches(self) -> None:
         """See ``EngineControl``."""
         reset = partial(self._llm.reset_prefix_cache, reset_running_requests=True, reset_connector=True)
-        _require_reset(_asked(reset))
-        _asked(self._llm.llm_engine.reset_encoder_cache)
+        _require_reset(self._asked(reset))
+        self._asked(self._llm.llm_engine.reset_encoder_cache)
 
     def set_version(self, version: str) -> None:
         """See ``EngineControl``."""
-        _asked(partial(self._llm.llm_engine.set_weight_version, version))
+        self._asked(partial(self._llm.llm_engine.set_weight_version, version))
 
-
-def _asked(call: Callable[[], T]) -> T:
-    """What an engine of this thread answers. Raises Unreachable: it is dead."""
-    try:
-        return call()
-    except Exception as err:  # the border: vLLM raises classes of its own
-        raise Unreachable(f"the engine does not answer: {type(err).__name__}: {err}") from err
+    def _asked(self, call: Callable[[], T]) -> T:
+        """What the engine answers this thread. Raises Unreachable: it is dead."""
+        try:
+            with self._line.held():
+                return call()
+        except Exception as err:  # the border: vLLM raises classes of its own
+            raise Unreachable(f"the engine does not answer: {type(err).__name__}: {err}") from err
 
 
 def _require_reset(success: object) -> None:

@@ -1,6 +1,7 @@
 """How the receiver steers an inference engine, wherever it runs (DESIGN R19)."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -28,6 +29,14 @@ class EngineControl(Protocol):
 
     def set_version(self, version: str) -> None:
         """Name of the weights that computed the tokens from here on."""
+        ...
+
+
+class OfflineEngine(EngineControl, Protocol):
+    """An engine of this process that is called by whichever thread needs its answer, and is not thread-safe."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside the block no other thread's call reaches the engine, of this control either."""
         ...
 
 

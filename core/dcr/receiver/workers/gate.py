@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dcr.errors import IntegrityError, RefitError
 from dcr.receiver.gate import ServingGate
 from dcr.receiver.lease import Lease
-from dcr.receiver.workers.control import EngineControl, Lends
+from dcr.receiver.workers.control import EngineControl, Lends, OfflineEngine
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.5
@@ -141,10 +141,12 @@ class OfflineGate:
     """Implements ``RequestGate`` for an offline ``LLM``: ``generate`` runs inside ``generating``."""
 
     def __init__(
-        self, control: EngineControl, *, admit_deadline_s: float = 600.0, drain_deadline_s: float = 600.0
+        self, control: OfflineEngine, *, admit_deadline_s: float = 600.0, drain_deadline_s: float = 600.0
     ) -> None:
         self._control = control
-        self._gate = ServingGate(admit_deadline_s=admit_deadline_s, drain_deadline_s=drain_deadline_s)
+        self._gate = ServingGate(
+            _Named(control), admit_deadline_s=admit_deadline_s, drain_deadline_s=drain_deadline_s
+        )
         self._gate.on_change(control.reset_caches)
 
     @property
@@ -167,12 +169,30 @@ class OfflineGate:
 
     def open(self, version: int, *, changed: bool) -> None:
         """See ``ServingGate.open``; answers then name ``version``."""
-        if not (self._gate.is_open and version == self._gate.version):
-            self._control.set_version(str(version))
         self._gate.open(version, changed=changed)
 
     @contextmanager
     def generating(self) -> Iterator[int]:
-        """Hold the gate open for one call of ``LLM.generate``; yields its version. Raises Unreachable."""
-        with self._gate.enter() as version:
+        """Hold the gate open for one call of ``LLM.generate``, alone; yields its version. Raises Unreachable.
+
+        Calls of other threads (a fence's, an audit's) wait until it has ended, and it waits for theirs.
+        """
+        with self._gate.enter() as version, self._control.alone():
             yield version
+
+
+class _Named:
+    """The gate behind an offline gate: tells the engine the name of its version once it may change."""
+
+    def __init__(self, control: EngineControl) -> None:
+        self._control = control
+        self._version = -1
+
+    def close(self) -> None:
+        """Nothing runs between two calls of ``generate``."""
+
+    def open(self, version: int, *, changed: bool) -> None:
+        """Set the version, unless requests in flight, which a failed ``close`` left, name it already."""
+        if version != self._version:
+            self._control.set_version(str(version))
+            self._version = version
