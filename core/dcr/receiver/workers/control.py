@@ -33,7 +33,7 @@ class EngineControl(Protocol):
 
 
 class OfflineEngine(EngineControl, Protocol):
-    """An engine of this process that is called by whichever thread needs its answer, and is not thread-safe."""
+    """An engine of this process, called by whichever thread needs its answer, and not thread-safe."""
 
     def alone(self) -> AbstractContextManager[None]:
         """Inside the block no other thread's call reaches the engine, of this control either."""
