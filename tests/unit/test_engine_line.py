@@ -8,9 +8,12 @@ from dcr.receiver.workers.line import Line
 
 
 def waiting(line: Line, num: int) -> None:
-    """Return when ``num`` threads hold the line or wait for it."""
-    while len(line._threads) < num:
+    """Return when ``num`` threads hold the line or wait for it; they must come within some seconds."""
+    for _ in range(5000):
+        if len(line._threads) == num:
+            return
         threading.Event().wait(0.001)
+    raise AssertionError(f"{len(line._threads)} threads, not {num}")
 
 
 def test_who_came_first_is_first() -> None:
