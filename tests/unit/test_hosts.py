@@ -21,7 +21,7 @@ def stub_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dcr.receiver.workers.ranks.Workers", lambda *_, **__: workers)
     monkeypatch.setattr(host_sglang, "_built", lambda _: (object(), Recorded(), workers))
     for name in ("watch_group", "_arguments", "_started", "_end_with"):
-        monkeypatch.setattr(host_vllm, name, lambda *_: object())
+        monkeypatch.setattr(host_vllm, name, lambda *_: SimpleNamespace(vllm_config=None))
 
 
 @pytest.mark.usefixtures("stub_engines")
