@@ -13,7 +13,7 @@ from dcr import observe
 from dcr.codec import decode_payload
 from dcr.commit.context import TransitionReport
 from dcr.commit.staged import STAGED_TRIES
-from dcr.errors import AttemptFailed, ConfigError, Conflict, StoreError
+from dcr.errors import AttemptFailed, ConfigError, Conflict, StoreError, Unreachable
 from dcr.model import Encoding, Manifest
 from dcr.receiver.area import Room, StagingArea
 from dcr.refit.pump import Pump
@@ -102,6 +102,36 @@ def test_requests_leases_and_audits_go_on_while_a_payload_is_on_its_way(run: Sma
     assert seen == [0, [], 0]
     assert report.num_attempts == 1
     committed(run, report)
+
+
+def test_who_takes_itself_out_while_it_stages_shuts_no_other_gate(run: SmallRun) -> None:
+    held, served = run.receivers["runtime-0"].agent._held, list[list[int | None]]()
+
+    def lost_once() -> None:
+        if not served:
+            with held.lock:
+                held.condemn("a flipped bit")
+            served.append(run.served)
+
+    def listen(event: observe.Event) -> None:
+        if event.name == "coordinator.mark_opened.before":
+            served.append(run.served)
+
+    run.before["runtime-0", "staged"] = lost_once
+    with observe.listening(listen):
+        report = run.sync()
+    assert served == [[None, 0, 0], [None, 0, 0]], "opened once, when it had been restored under its gate"
+    assert report.num_attempts == 2
+    assert encodings(run, report.manifest) == {Encoding.DELTA16}, "nobody's storage was touched before"
+    committed(run, report)
+
+
+def test_an_engine_that_does_not_answer_is_condemned_all_the_same(run: SmallRun) -> None:
+    held = run.receivers["runtime-0"].agent._held
+    held._gate.close = fail(Unreachable("the engine does not answer"))  # type: ignore[method-assign]
+    with held.lock:
+        assert held.condemn("a flipped bit") == held.num_standings
+    assert held.lost.is_set()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -138,6 +138,20 @@ def test_a_late_copy_of_a_fence_undoes_nothing(site: Site) -> None:
     assert site.served() == 1
 
 
+def test_late_copies_of_a_restore_and_its_settling_bring_nothing_back(site: Site) -> None:
+    """Both come again when the attempt that they were for is committed and served."""
+    attempt, refs = opened(site, 1, 2)
+    site.agent.finish(attempt, site.manifest(attempt, refs))
+    site.agent.settle(site.commit(attempt, refs))
+    with pytest.raises(Conflict, match="version 1 is clean here"):
+        site.agent.restore(attempt, site.records[0])
+    assert site.served() == 1
+    with pytest.raises(Conflict, match="cannot settle on version 0"):
+        site.agent.settle(site.records[0])
+    assert site.holds(1)
+    assert site.served() == 1
+
+
 def test_a_torn_receiver_that_missed_the_commit_is_worthless(site: Site) -> None:
     attempt, refs = opened(site, 1, 2)
     record = site.commit(attempt, refs)  # without this one

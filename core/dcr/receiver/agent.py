@@ -128,7 +128,7 @@ class ReceiverAgent:
         Nothing is done if this receiver holds exactly that version already; see ``Prover.restore``.
 
         Raises:
-            Conflict: ``attempt`` is not the fenced one, or was acknowledged here.
+            Conflict: ``attempt`` is not the fenced one or was acknowledged here, or a later version is clean.
             IntegrityError: the version cannot be rebuilt or proven.
             AttemptFailed: replaced meanwhile, or the loader failed; storage is empty.
         """
@@ -137,7 +137,7 @@ class ReceiverAgent:
             self._fences.check_current(attempt)
             if self._held.standing == rules.clean(record):
                 return self._report()
-            rules.check_not_acknowledged(self._held.standing, attempt)
+            rules.check_not_acknowledged(self._held.standing, attempt, record)
             observe.point("receiver.restore.before", version=record.version)
             self._held.stand(rules.EMPTY)
             self._held.changed = True
@@ -167,12 +167,16 @@ class ReceiverAgent:
 
         Raises:
             Conflict: ``attempt`` is not the fenced one.
-            AttemptFailed: it was stopped, or a payload is missing, damaged or has no room.
+            AttemptFailed: it was stopped, a payload is missing, damaged or has no room, or this receiver has
+                taken itself out meanwhile.
             StoreError: the store failed for now.
         """
         self._fences.check_current(attempt)
         self._fences.check_not_stopped(attempt)
-        return self._stager.complete(attempt, manifest, lambda: self._fences.is_cancelled(attempt))
+        ack = self._stager.complete(attempt, manifest, lambda: self._fences.is_cancelled(attempt))
+        with self._held.lock:
+            rules.check_not_lost(self._held.standing)
+        return ack
 
     def open_apply(self, attempt: AttemptId, record: CommitRecord, manifest: str | None = None) -> None:
         """Close the gate, then count storage as torn and begin to take ``attempt``'s payloads; idempotent.

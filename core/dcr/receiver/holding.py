@@ -102,7 +102,7 @@ class Holding:
         self.lost.set()
         try:
             self.stand(rules.EMPTY)
-        except AttemptFailed as err:  # the gate is shut, but a request in flight would not end
+        except RefitError as err:  # requests in flight would not end, or an engine does not answer
             _log.error("%s: %s", self._name, err)
         return self.num_standings
 

@@ -85,16 +85,19 @@ def after_settle(standing: Standing, record: CommitRecord) -> Standing:
     )
 
 
-def check_not_acknowledged(standing: Standing, attempt: AttemptId) -> None:
+def check_not_acknowledged(standing: Standing, attempt: AttemptId, record: CommitRecord) -> None:
     """What was acknowledged for ``attempt`` may be committed at any time: it stays until another is fenced.
 
-    Restores of an attempt come before it is opened, so this is a late copy of one.
+    Restores of an attempt come before it is opened, so this is a late copy of one; so is one of a version
+    before that which is clean here, since records only grow.
 
     Raises:
-        Conflict: ``attempt`` is complete here.
+        Conflict: ``attempt`` is complete here, or ``record`` has been followed by another.
     """
     if standing.state is ReceiverState.COMPLETE and standing.opened == attempt:
         raise Conflict(f"attempt {attempt} is complete here; nothing is restored under it")
+    if standing.state is ReceiverState.CLEAN and record.version < standing.version:
+        raise Conflict(f"version {standing.version} is clean here; version {record.version} was before it")
 
 
 def after_open(standing: Standing, attempt: AttemptId, record: CommitRecord) -> Standing:
@@ -135,6 +138,16 @@ def check_may_stage(standing: Standing, record: CommitRecord) -> None:
             f"this receiver is {standing.state.value} at version {standing.version}, the attempt starts "
             f"from {record.version}; restore it first"
         )
+
+
+def check_not_lost(standing: Standing) -> None:
+    """Who has taken itself out while it staged says so before all other gates are shut for it.
+
+    Raises:
+        AttemptFailed: storage is empty.
+    """
+    if standing.state is ReceiverState.EMPTY:
+        raise AttemptFailed("this receiver has taken itself out since it was told to stage; restore it first")
 
 
 def completed(standing: Standing) -> Standing:
