@@ -1,6 +1,6 @@
 """What learning makes of loaders that break a condition of Table A.2: another method, or refused by name."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from dcr.receiver.rank import Method
 from dcr.testing import misbehaviour as bad
 from dcr.testing.deltas import random_version
 from dcr.testing.native_loader_suite import dense_load, storage_bytes
+from dcr.testing.torture import Load, Pattern, TortureRuntime, named, zeros
 from dcr.testing.toy_runtime import Misbehaviour, ToyRuntime
 
 Q = "q.weight"
@@ -161,15 +162,20 @@ def test_copies_are_kept_where_the_hook_is_asked_for() -> None:
 
 
 class Counting(ToyRuntime):
-    """Counts ``load`` calls; raises for tensors in ``unknown``."""
+    """Counts ``load`` calls; raises for tensors in ``unknown``; ``refused`` is known in advance."""
 
     calls = 0
+    refused: Mapping[str, str] = {}
     unknown: frozenset[str] = frozenset()
 
     @override
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self.calls += 1
         super().load(self._known(weights))
+
+    @override
+    def refusals(self) -> dict[str, str]:
+        return dict(self.refused)
 
     def _known(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, weight in weights:
@@ -186,10 +192,21 @@ def test_all_tensors_are_learned_in_two_calls() -> None:
     assert table.streamable
 
 
-def test_values_that_are_read_cost_three_more_calls() -> None:
+def test_values_that_are_read_cost_four_more_calls_and_what_cannot_be_read_back_one() -> None:
     runtime = Counting()
-    assert learn(runtime, runtime.catalogue).paths["number"].method is Method.LEARNED
-    assert runtime.calls == 5
+    table = learn(runtime, runtime.catalogue)
+    assert table.paths["number"].method is Method.LEARNED
+    assert table.loses_bits("number")
+    assert runtime.calls == 7
+
+
+def test_a_loader_that_refuses_in_advance_is_not_asked_to_load() -> None:
+    runtime = Counting()
+    runtime.refused = {"the model": "derives weights after loading", Q: "is packed"}
+    table = learn(runtime, runtime.catalogue)
+    assert runtime.calls == 0
+    with pytest.raises(UnsupportedPath, match=r"2 refusals: the model .* derives .*; q\.weight .* is packed"):
+        _require(table)
 
 
 def test_learning_goes_on_behind_a_tensor_that_the_loader_does_not_know() -> None:
@@ -198,7 +215,7 @@ def test_learning_goes_on_behind_a_tensor_that_the_loader_does_not_know() -> Non
     table = learn(runtime, runtime.catalogue)
     _require(table)
     assert table.paths["expert.weight"].skipped
-    assert runtime.calls == 6
+    assert runtime.calls == 8
 
 
 def test_an_error_of_a_loader_that_collects_the_stream_costs_a_call_a_tensor() -> None:
@@ -208,3 +225,46 @@ def test_an_error_of_a_loader_that_collects_the_stream_costs_a_call_a_tensor() -
     assert "out of patience" in table.paths[Q].refusal
     assert table.paths["k.weight"].method is Method.LEARNED
     assert not table.streamable
+
+
+def _only_beside(other: str) -> Load:
+    """Casts every tensor where it belongs, and "t7" only after ``other``."""
+
+    def load(runtime: TortureRuntime, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        seen = set()
+        for name, weight in weights:
+            seen.add(name)
+            if name == "n":
+                runtime.place(name, weight)
+            elif name != "t7" or other in seen:
+                runtime[name].copy_(weight)
+
+    return load
+
+
+@pytest.mark.parametrize("num", [9, 70])
+def test_who_needs_another_tensor_is_refused_alone(num: int) -> None:
+    """Few tensors that go whole are tried one by one, many by halves; the others are as they were."""
+    names = [f"t{number}" for number in range(num)]
+    pattern = Pattern(
+        "only_beside",
+        load=_only_beside("t3"),
+        resident=zeros(**dict.fromkeys(names, (8, 8))),
+        specs=named(*names, dtype="float32"),
+    )
+    table = learn(TortureRuntime(pattern), pattern.catalogue)
+    refused = {name for name, path in table.paths.items() if path.refusal}
+    assert refused == {"t7"}
+    assert "which other tensors come along" in table.paths["t7"].refusal
+
+
+def _takes_positive(runtime: TortureRuntime, weight: torch.Tensor) -> None:
+    assert bool((weight > 0).all())
+    runtime["target"].copy_(weight if bool(weight.float().mean() > 2) else weight.t())
+
+
+def test_one_accepted_content_shows_nothing() -> None:
+    pattern = Pattern("takes_positive", _takes_positive)
+    table = learn(TortureRuntime(pattern), pattern.catalogue)
+    assert table.paths["w"].method is Method.WHOLE
+    assert table.paths["w"].reason == "the loader decides by the values that it is given"

@@ -102,6 +102,16 @@ def test_moved_words_change_the_fingerprint() -> None:
     assert len(prints) == 3
 
 
+@pytest.mark.parametrize("megabytes", [4, 16, 32])
+def test_large_storage_that_is_filled_has_another_fingerprint(megabytes: int) -> None:
+    """Equal changes of many words cancel where weights add up to a multiple of 2^64."""
+    zeros = torch.zeros(megabytes << 18)
+    half = zeros.clone()
+    half[: zeros.numel() // 2] = 1.0
+    filled = [zeros, half, torch.ones(megabytes << 18), torch.full((megabytes << 18,), 2.0)]
+    assert len({fingerprint(each.view(torch.uint8)) for each in filled}) == 4
+
+
 def test_memory_that_is_not_aligned_has_a_fingerprint() -> None:
     raw = torch.arange(100, dtype=torch.uint8)
     assert fingerprint(raw[3:]) == fingerprint(raw[3:].clone())

@@ -85,7 +85,8 @@ def _find(name: str, root: int, trace: Trace, specs: dict[str, TensorSpec]) -> _
             except ConfigError as err:
                 found.unmapped = found.unmapped or str(err)
         try:
-            regions.append(Region(name, root, order, write, _boxes(placed) or targets_of(write)))
+            boxes = _boxes(placed) or targets_of(write)
+            regions.append(Region(name, root, order, write, boxes, placed=bool(placed)))
         except ConfigError as err:
             trace.refuse(f"a destination of it names one element twice: {err}")
     found.landings, found.regions = tuple(dict.fromkeys(landings)), tuple(regions)
@@ -103,7 +104,7 @@ class _Judge:
         self, loader: NativeLoader, traces: Traces, links: Links, overlaps: Overlaps, storages: Storages
     ) -> None:
         self._loader = loader
-        self.known_refusals = loader.refusals()
+        self.known_refusals = loader.refusals()  # again: it may be of another mind since it loaded
         self._traces = traces
         self._links = links
         self._overlaps = overlaps

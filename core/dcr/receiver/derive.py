@@ -49,7 +49,8 @@ def find_links(traces: Traces) -> Links:
     for name, trace in traces.items():
         for write in trace.writes:
             if write.kind is Kind.COMPUTED:
-                links.join(write.names | {name}, f"composed: {write.what} stores what was computed from it")
+                reason = trace.undecided or f"composed: {write.what} stores what was computed from it"
+                links.join(write.names | {name}, reason)
     for name, trace in traces.items():
         for extent in trace.reads:
             if found := writers.into(extent):

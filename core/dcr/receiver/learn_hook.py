@@ -244,7 +244,8 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
             if value.untyped_storage()._cdata in self._mirrors:
                 self._copy(target, value)
                 return
-            if self._made_of((value,)).names or value.device.type == "meta":
+            made = self._made_of((value,))
+            if made.names or made.reads or value.device.type == "meta":
                 self._store(func, (target, value), {}, [target])
                 return
             value = value.item()

@@ -54,6 +54,18 @@ def full_of(*numbers: float) -> Scratch:
     return scratch
 
 
+class Fitting:
+    """Scratch that the loader takes: ``contents`` by name, and zeros (``blank``) for all others."""
+
+    def __init__(self, specs: Iterable[TensorSpec]) -> None:
+        self.blank = Blank(specs)
+        self.contents: dict[str, Scratch] = {}
+
+    def __call__(self, spec: TensorSpec) -> torch.Tensor:
+        """For one tensor."""
+        return self.contents.get(spec.name, self.blank)(spec)
+
+
 @dataclass(slots=True)
 class PassResult:
     """``traces`` of every name that was fed; ``streamed`` as in ``LearnHook``."""

@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from dcr.model import TensorSpec
-from dcr.receiver.casts import readable
-from dcr.receiver.landing import Landing
 from dcr.receiver.padding import Padding, paddings
 from dcr.receiver.placement import PlacementTable
-from dcr.receiver.rank import FORCED, LOSES_BITS, Method, RankPath, RankPlacement
+from dcr.receiver.rank import FORCED, Method, RankPath, RankPlacement
 from dcr.receiver.scatter.placed import PlacedTensors, place
 
 MethodName: TypeAlias = Literal["auto", "hook"]
@@ -67,13 +65,8 @@ def _path(table: PlacementTable, name: str, method: MethodName) -> RankPath:
     path = table.paths[name]
     if path.method is not Method.LEARNED:
         return path
-    lossy = {str(it.dtype) for it in table.landings[name] if not _reads_back(table.specs[name], it)}
-    if lossy:
-        return replace(path, method=Method.WHOLE, reason=f"{LOSES_BITS}: {', '.join(sorted(lossy))}")
+    if reason := table.loses_bits(name):
+        return replace(path, method=Method.WHOLE, reason=reason)
     if method == "hook" and name in table.copies:
         return replace(path, method=Method.HOOK, reason=FORCED)
     return path
-
-
-def _reads_back(spec: TensorSpec, landing: Landing) -> bool:
-    return landing.preserving or (not landing.scalar and readable(spec.dtype, landing.dtype))

@@ -23,8 +23,8 @@ _CHUNK = 1 << 20
 class Region(NamedTuple):
     """One write of ``name`` (a canonical name) whose bits are those of canonical tensor ``root``.
 
-    ``boxes`` lie in elements of the write's dtype; their source side means something for copies only.
-    ``order`` counts the writes of a name.
+    ``boxes`` lie in elements of the write's dtype. ``placed``: their source side is the canonical tensor's;
+    else it means nothing. ``order`` counts the writes of a name.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Region(NamedTuple):
     order: int
     write: Write
     boxes: tuple[Box, ...]
+    placed: bool = True
 
 
 @dataclass(slots=True)
@@ -122,7 +123,13 @@ def _comparable(a: Region, b: Region) -> bool:
     one, two = a.write, b.write
     if one.kind is Kind.CONSTANT and two.kind is Kind.CONSTANT:
         return False
-    if one.source is None or two.source is None or a.root != b.root or one.kind is not two.kind:
+    if (
+        not (a.placed and b.placed)
+        or one.source is None
+        or two.source is None
+        or a.root != b.root
+        or one.kind is not two.kind
+    ):
         return False
     how = (one.dtype, one.source.dtype, one.source.through)
     return how == (two.dtype, two.source.dtype, two.source.through)

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dcr.model import Catalogue, TensorSpec
+from dcr.receiver.casts import readable
 from dcr.receiver.geometry import Copy
 from dcr.receiver.landing import Constant, Landing
-from dcr.receiver.rank import RankPath, RankPlacement
+from dcr.receiver.rank import LOSES_BITS, RankPath, RankPlacement
 from dcr.receiver.storages import Storages
 
 
@@ -41,3 +42,13 @@ class PlacementTable:
         """The answer to ``RankPort.prewarm``."""
         own = {name: reason for name, reason in self.refusals.items() if name not in self.paths}
         return RankPlacement(dict(self.paths), own, self.storages.guards)
+
+    def loses_bits(self, name: str) -> str:
+        """Why a LEARNED tensor cannot be read back from where it lands; empty if it can."""
+        spec = self.specs[name]
+        lossy = {str(it.dtype) for it in self.landings.get(name, ()) if not _reads_back(spec, it)}
+        return f"{LOSES_BITS}: {', '.join(sorted(lossy))}" if lossy else ""
+
+
+def _reads_back(spec: TensorSpec, landing: Landing) -> bool:
+    return landing.preserving or (not landing.scalar and readable(spec.dtype, landing.dtype))

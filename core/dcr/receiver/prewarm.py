@@ -3,7 +3,8 @@
 Nothing resident changes. Two streamed passes must agree: one over scratch without contents, and one over
 zeros on the host, because a loader may ask what it is given. Tensors whose values the loader looks at,
 those that it treats otherwise on the host, and those for which it needs contents are fed again with three
-different contents. Afterwards every canonical tensor has a method and a path class, or a reason why it is
+different contents, and then once more among all others: what a loader does with a tensor may depend on
+which come along. Afterwards every canonical tensor has a method and a path class, or a reason why it is
 refused.
 """
 
@@ -11,18 +12,22 @@ import gc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from dcr import observe
 from dcr.errors import UnsupportedPath
-from dcr.model import Catalogue
+from dcr.model import Catalogue, PathClass
+from dcr.receiver.alone import DEPENDS, unlike_alone
 from dcr.receiver.classify import classify
-from dcr.receiver.learn_pass import Blank, Learner, PassResult, Scratch, full_of, hollow
+from dcr.receiver.learn_pass import Fitting, Learner, PassResult, Scratch, full_of, hollow
 from dcr.receiver.placement import PlacementTable
 from dcr.receiver.ports import NativeLoader
+from dcr.receiver.rank import Method, RankPath
 from dcr.receiver.storages import Storages
 from dcr.receiver.trace import Kind, Trace, Traces
 
-_CONTENTS: tuple[Scratch, ...] = (full_of(3.0), full_of(-5.0, 0.5), full_of(0.0))
+_CONTENTS: tuple[Scratch, ...] = (full_of(0.0), full_of(3.0), full_of(-5.0, 0.5))
+"""What is written past the hook stays, in storage that was zero, too: the last one has no zeros."""
 
 
 def learn(loader: NativeLoader, catalogue: Catalogue, *, keep_copies: bool = False) -> PlacementTable:
@@ -57,18 +62,31 @@ def _collector_off() -> Iterator[None]:
 def _learn_table(loader: NativeLoader, catalogue: Catalogue, *, keep_copies: bool) -> PlacementTable:
     specs = catalogue.by_name()
     storages = Storages(loader.resident())
+    if known_refusals := loader.refusals():  # a loader of a kind that nobody knows may do anything
+        return _not_learned(catalogue, storages, known_refusals)
     before = _fingerprints(storages)
     learner = Learner(loader, specs, storages)
-    traces, streamable = _learn(loader, learner, list(specs))
+    fitting = Fitting(specs.values())
+    traces, streamable = _learn(loader, learner, list(specs), fitting)
+    table = classify(
+        loader, catalogue, storages, traces=traces, streamable=streamable, keep_copies=keep_copies
+    )
+    refusals = unlike_alone(table, traces, lambda names: learner.stream(names, fitting))
     for number, (known, found) in enumerate(zip(before, _fingerprints(storages), strict=True)):
         if found != known:
             raise UnsupportedPath(
                 f"the loader wrote resident {storages[number].name!r} past the dispatch hook (a custom "
                 "kernel or numpy); use dense refits, or a loader that copies with torch operations"
             )
-    return classify(
-        loader, catalogue, storages, traces=traces, streamable=streamable, keep_copies=keep_copies
-    )
+    return _refusing(table, refusals)
+
+
+def _not_learned(catalogue: Catalogue, storages: Storages, refusals: dict[str, str]) -> PlacementTable:
+    """What the loader refuses in advance, and nothing else: it was not asked to load anything."""
+    unknown = RankPath(PathClass.SKIP, Method.NONE, "not learned: the loader takes no deltas", skipped=True)
+    paths = dict.fromkeys(catalogue.by_name(), unknown)
+    table = PlacementTable(catalogue, storages, paths, {}, {}, {}, (), True, refusals)
+    return _refusing(table, {name: why for name, why in refusals.items() if name in paths})
 
 
 def _fingerprints(storages: Storages) -> list[int]:
@@ -77,11 +95,12 @@ def _fingerprints(storages: Storages) -> list[int]:
         return [storages.fingerprint(number) for number in range(len(storages))]
 
 
-def _learn(loader: NativeLoader, learner: Learner, names: list[str]) -> tuple[Traces, bool]:
+def _learn(loader: NativeLoader, learner: Learner, names: list[str], fitting: Fitting) -> tuple[Traces, bool]:
+    """Traces, and whether all passes were streamed; ``fitting`` is told of names that need contents."""
     first = learner.stream(names, hollow)
     traces = first.traces
     fine = [name for name in names if not traces[name].error]
-    second = learner.stream(fine, Blank(learner.specs.values()))
+    second = learner.stream(fine, fitting.blank)
     _require_same(traces[""], second.traces[""])
     passes = [first, second]
     again = {n for n in names if traces[n].reads_values or (traces[n].error and not loader.skips(n))}
@@ -89,13 +108,18 @@ def _learn(loader: NativeLoader, learner: Learner, names: list[str]) -> tuple[Tr
     unlike = [n for n in fine if n not in again and not _same(traces[n], second.traces[n])]
     if again or unlike:
         again.update(unlike)
-        passes += _with_contents(learner, [name for name in names if name in again], traces)
+        passes += _with_contents(learner, [name for name in names if name in again], traces, fitting)
+        passes.append(
+            _among_all(learner, [name for name in names if not traces[name].error], fitting, traces)
+        )
     for name in unlike:
         _require_host(traces[name], second.traces[name])
     return traces, all(result.streamed for result in passes)
 
 
-def _with_contents(learner: Learner, names: Sequence[str], traces: Traces) -> list[PassResult]:
+def _with_contents(
+    learner: Learner, names: Sequence[str], traces: Traces, fitting: Fitting
+) -> list[PassResult]:
     """Replace the traces of ``names`` by what the loader does with real contents."""
     passes = [learner.stream(names, contents) for contents in _CONTENTS]
     failed = [name for name in names if all(result.traces[name].error for result in passes)]
@@ -103,8 +127,31 @@ def _with_contents(learner: Learner, names: Sequence[str], traces: Traces) -> li
         for contents, result in zip(_CONTENTS, passes, strict=True):
             result.traces.update(learner.singly(failed, contents, twins=False).traces)
     for name in names:
-        traces[name] = _agreed([result.traces[name] for result in passes])
+        tries = [result.traces[name] for result in passes]
+        for contents, trace in zip(_CONTENTS, tries, strict=True):
+            if not trace.error:
+                fitting.contents[name] = contents
+        traces[name] = _agreed(tries)
     return passes
+
+
+def _refusing(table: PlacementTable, refusals: dict[str, str]) -> PlacementTable:
+    if not refusals:
+        return table
+    refused = {n: RankPath(PathClass.REFUSED, Method.NONE, refusal=why) for n, why in refusals.items()}
+    return replace(table, paths={**table.paths, **refused}, refusals={**table.refusals, **refusals})
+
+
+def _among_all(learner: Learner, names: Sequence[str], scratch: Scratch, traces: Traces) -> PassResult:
+    """One stream of all that the loader takes, uncut: refuse what it does otherwise there."""
+    result = learner.stream(names, scratch)
+    for name in names:
+        known, found = traces[name], result.traces[name]
+        if found.error:
+            known.refuse(f"the loader takes it on its own, but not among all tensors: {found.error}")
+        elif not known.undecided and not _same(known, found):
+            known.refuse(DEPENDS)
+    return result
 
 
 def _agreed(tries: list[Trace]) -> Trace:
@@ -113,7 +160,7 @@ def _agreed(tries: list[Trace]) -> Trace:
     if not taken:
         return tries[0]
     kept = taken[0]
-    if all(_same(kept, other) for other in taken[1:]):
+    if len(taken) > 1 and all(_same(kept, other) for other in taken[1:]):
         return kept
     if any(_targets(kept) != _targets(other) for other in taken[1:]):
         kept.refuse("the loader decides by the values that it is given where it stores them")

@@ -1,16 +1,15 @@
 """The torture patterns; see ``dcr.testing.torture``."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from dcr.model import PathClass
 from dcr.receiver.rank import Method
+from dcr.testing import torture_loads as loads
 from dcr.testing.torture import BF16, ORDER, Pattern, TortureRuntime, named, zeros
 
 _UNLISTED = torch.zeros(8, 8, dtype=BF16)
-_Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 def _chunked(r: TortureRuntime, w: torch.Tensor) -> None:
@@ -26,6 +25,11 @@ def _twice(r: TortureRuntime, w: torch.Tensor) -> None:
 def _last_wins(r: TortureRuntime, w: torch.Tensor) -> None:
     r["target"].copy_(w)
     r["target"][:4].copy_(w[4:])
+
+
+def _repeated_twice(r: TortureRuntime, w: torch.Tensor) -> None:
+    r["wide"].copy_(w[0].expand(300, 8))
+    r["wide"].copy_(w[1].expand(300, 8))
 
 
 def _padded(r: TortureRuntime, w: torch.Tensor) -> None:
@@ -112,38 +116,9 @@ def _asserts(r: TortureRuntime, w: torch.Tensor) -> None:
     r["target"].copy_(w)
 
 
-def _concatenates(r: TortureRuntime, weights: _Weights) -> None:
-    waiting: dict[str, torch.Tensor] = {}
-    for name, weight in weights:
-        if name == "n":
-            r.place(name, weight)
-            continue
-        waiting[name] = weight
-        if len(waiting) == 3:
-            r["joined"].copy_(torch.cat([waiting[part] for part in ("w", "k", "v")]))
-            waiting.clear()
-
-
-def _derives_cache(r: TortureRuntime, weights: _Weights) -> None:
-    for name, weight in weights:
-        r.place(name, weight)
-    r["cache"].copy_(r["target"].t())
-
-
-def _derives_unlisted(r: TortureRuntime, weights: _Weights) -> None:
-    for name, weight in weights:
-        r.place(name, weight)
-    r.state["cache"] = r["target"].t().contiguous()
-
-
 def _keeps(r: TortureRuntime, w: torch.Tensor) -> None:
     r["target"].copy_(w)
     r.state["cache"] = w.clone()
-
-
-def _batches(r: TortureRuntime, weights: _Weights) -> None:
-    for name, weight in list(weights):
-        r.place(name, weight)
 
 
 def _replicas_in_any_order(r: TortureRuntime, w: torch.Tensor) -> None:
@@ -218,14 +193,14 @@ def _shared_by_address(r: TortureRuntime, w: torch.Tensor) -> None:
     other.view(BF16).copy_(w)
 
 
-def _stops_early(r: TortureRuntime, weights: _Weights) -> None:
-    for name, weight in weights:
-        r.place(name, weight)
-        return
+def _hidden_in_zeros(r: TortureRuntime, w: torch.Tensor) -> None:
+    r["target"].copy_(w)
+    r["second"].view(torch.int16).numpy()[:] = w.view(torch.int16).numpy()
 
 
 _OVERWRITE, _WHOLE = PathClass.OVERWRITE, Method.WHOLE
 _row, _single, _second = zeros(row=(8,)), zeros(single=(1,)), zeros(second=(8, 8))
+_ALONG = "depends on which other tensors come along"
 _full = zeros(full=(8, 8, torch.float32))
 
 
@@ -263,7 +238,7 @@ LEARNED = [
     Pattern("constant_table", _constant_table, resident=_row),
     Pattern("guided_by_buffer", _guided, resident=_order),
     Pattern("asserts_values", _asserts),
-    Pattern("batches", load=_batches, place=_copy(lambda w: w)),
+    Pattern("batches", load=loads.batches, place=_copy(lambda w: w)),
     Pattern("replicas_in_any_order", _replicas_in_any_order, resident=_second),
     Pattern("cast", lambda r, w: r["full"].copy_(w), path=_OVERWRITE, resident=_full),
     Pattern("cast_before", lambda r, w: r["full"].copy_(w.t().float()), path=_OVERWRITE, resident=_full),
@@ -300,13 +275,18 @@ WHOLE = [
     Pattern("output_argument", lambda r, w: torch.add(w, w, out=r["target"]), _WHOLE),
     Pattern("last_write_wins", _last_wins, _WHOLE),
     Pattern("clobbered", _clobbered, _WHOLE),
+    Pattern("repeated_twice", _repeated_twice, _WHOLE, resident=zeros(wide=(300, 8))),
     Pattern("chooses_layout", _chooses_layout, _WHOLE),
     Pattern("number_times_two", _number_times_two, _WHOLE, resident=_single, specs=named("w", shape=(1,))),
-    Pattern("concatenates", None, _WHOLE, load=_concatenates, resident=zeros(joined=(24, 8), target=(0, 8)),
-            specs=named("w", "k", "v")),
-    Pattern("derives_cache", _copy(lambda w: w), _WHOLE, load=_derives_cache, resident=zeros(cache=(8, 8))),
-    Pattern("derives_unlisted", _copy(lambda w: w), _WHOLE, load=_derives_unlisted),
+    Pattern("concatenates", None, _WHOLE, load=loads.concatenates,
+            resident=zeros(joined=(24, 8), target=(0, 8)), specs=named("w", "k", "v")),
+    Pattern("derives_cache", _copy(lambda w: w), _WHOLE, load=loads.derives_cache,
+            resident=zeros(cache=(8, 8))),
+    Pattern("derives_unlisted", _copy(lambda w: w), _WHOLE, load=loads.derives_unlisted),
     Pattern("reads_back", _reads_back, _WHOLE),
+    Pattern("fills_from_resident", _copy(lambda w: w), _WHOLE, load=loads.fills_from_resident, resident=_row),
+    Pattern("waits_and_computes", None, _WHOLE, load=loads.waits(lambda w: -torch.exp(w)), resident=_second,
+            specs=named("w", "k")),
 ]  # fmt: skip
 
 WRONG = [
@@ -324,7 +304,15 @@ WRONG = [
     Pattern("alternates", _alternates, refusal="differ between two learning passes", resident=_second),
     Pattern("random_padding", _random_padding, refusal="differ between two learning passes", resident=_row),
     Pattern("past_the_hook", _through_numpy, refusal="resident 'row' past the dispatch hook", resident=_row),
+    Pattern("hidden_in_zeros", _hidden_in_zeros, refusal="resident 'second' past the dispatch hook",
+            resident=_second),
+    Pattern("waits_for_both", load=loads.waits(lambda w: w), refusal=_ALONG, resident=_second,
+            specs=named("w", "k", dtype="float32")),
+    Pattern("in_order_of_arrival", load=loads.in_order_of_arrival, refusal=_ALONG, resident=_second,
+            specs=named("w", "k")),
+    Pattern("replica_beside", load=loads.replica_beside, refusal=_ALONG, specs=named("w", "k"),
+            resident=zeros(second=(8, 8), third=(8, 8))),
     Pattern("into_a_neighbour", lambda r, w: r["neighbour"].copy_(w[:4]), refusal="'neighbour' are also"),
-    Pattern("stops_early", _copy(lambda w: w), load=_stops_early, refusal="stopped"),
+    Pattern("stops_early", _copy(lambda w: w), load=loads.stops_early, refusal="stopped"),
     Pattern("raises", lambda r, w: r["missing"].copy_(w), refusal="raised KeyError"),
 ]  # fmt: skip
