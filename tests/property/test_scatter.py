@@ -98,6 +98,39 @@ def cases(draw: st.DrawFn, widths: tuple[int, ...] = COMPILED_WIDTHS) -> Case:
     return Case(width, routes, batch, memory)
 
 
+@st.composite
+def of_rows(draw: st.DrawFn) -> Case:
+    """A part of the columns of a matrix, and a few or some dozens of changes in every row."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rows, pitch, step = draw(st.integers(2, 30)), draw(st.integers(30, 90)), draw(st.integers(1, 2))
+    columns = draw(st.integers(1, pitch - 1))
+    first = draw(st.integers(0, pitch - columns))
+    far_pitch = columns * step + draw(st.integers(0, 3))
+    box = Box((rows, columns), first, (pitch, 1), draw(st.integers(0, 3)), (far_pitch, step))
+    size = rows * pitch
+    at = np.flatnonzero(rng.random(size) < draw(st.sampled_from([0.05, 0.2, 0.5, 0.9, 1.0])))
+    return _one(draw, rng, box, size, at)
+
+
+@st.composite
+def of_a_run(draw: st.DrawFn) -> Case:
+    """A run of a vector, at one of its ends or in the middle, and changes on both sides of it."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    size = draw(st.integers(1, 400))
+    first = draw(st.integers(0, size - 1))
+    box = Box((draw(st.integers(1, size - first)),), first, (1,), draw(st.integers(0, 3)), (1,))
+    at = np.flatnonzero(rng.random(size) < draw(st.sampled_from([0.05, 0.2, 0.9])))
+    return _one(draw, rng, box, size, at)
+
+
+def _one(draw: st.DrawFn, rng: np.random.Generator, box: Box, size: int, at: np.ndarray) -> Case:
+    action = draw(st.sampled_from(list(Action)[:3]))
+    memory = [_noise(rng, 2, box.dst_last + 1 + draw(st.integers(0, 3)))]
+    return Case(
+        2, [Route("t", size, 2, ((box, 0),))], [Entries(0, action, at, _bits(rng, 2, at.size))], memory
+    )
+
+
 def _bits(rng: np.random.Generator, width: int, size: int) -> Bits:
     return rng.integers(0, 256, size * width, dtype=np.uint8).view(of_width(width))
 
@@ -178,7 +211,7 @@ def test_read_gives_the_bits_and_tells_replicas_that_differ(engine: Engine, case
 
 
 @few
-@given(cases(), st.booleans())
+@given(cases() | of_rows() | of_a_run(), st.booleans())
 def test_gather_lists_what_read_holds_and_counts_what_is_not_as_sent(case: Case, torn: bool) -> None:
     plan, _ = case.plan()
     if not torn:
@@ -223,28 +256,10 @@ def test_rows_of_tensors_too_large_to_have(data: st.DataObject) -> None:
     does_what_a_loop_does(COMPILED, case)
 
 
-@st.composite
-def crowded(draw: st.DrawFn) -> Case:
-    """A part of the columns of a matrix, and so many changes that every row has some dozens of them."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    rows, pitch, step = draw(st.integers(2, 6)), draw(st.integers(30, 90)), draw(st.integers(1, 2))
-    columns = draw(st.integers(1, pitch - 1))
-    first = draw(st.integers(0, pitch - columns))
-    far_pitch = columns * step + draw(st.integers(0, 3))
-    box = Box((rows, columns), first, (pitch, 1), draw(st.integers(0, 3)), (far_pitch, step))
-    size = rows * pitch
-    at = np.flatnonzero(rng.random(size) < draw(st.sampled_from([0.5, 0.9, 1.0])))
-    action = draw(st.sampled_from(list(Action)[:3]))
-    memory = [_noise(rng, 2, box.dst_last + 1 + draw(st.integers(0, 3)))]
-    return Case(
-        2, [Route("t", size, 2, ((box, 0),))], [Entries(0, action, at, _bits(rng, 2, at.size))], memory
-    )
-
-
 @few
-@given(crowded())
+@given(of_rows() | of_a_run())
 @pytest.mark.filterwarnings("ignore:overflow encountered")
-def test_rows_with_many_changes_each(case: Case) -> None:
+def test_parts_of_larger_tensors(case: Case) -> None:
     does_what_a_loop_does(COMPILED, case)
 
 
@@ -277,7 +292,7 @@ def test_clip_keeps_exactly_the_range(box: Box, start: int, length: int) -> None
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 @few
-@given(cases() | crowded(), st.data())
+@given(cases() | of_rows() | of_a_run(), st.data())
 def test_no_item_writes_outside_its_boxes(engine: Engine, case: Case, data: st.DataObject) -> None:
     """Positions that no codec would let through: unordered, negative, past the end."""
     plan, memory = case.plan()

@@ -6,6 +6,8 @@ an item says never decides whether a write stays inside. All indices are unsigne
 wrap of negative ones. Positions are resolved in blocks that stay in the second-level cache, so that
 reading and writing storage is a bare loop whose misses overlap.
 
+Numba does not see that an imported loop has changed: touch this file then (the tests do).
+
 ``spot`` is a box with the dimensions of all boxes, ``work`` what ``_work`` makes. Shape legend: E entries.
 """
 
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from dcr.receiver.scatter import runs, walk
 from dcr.receiver.scatter.addresses import kept, pointer
 
 carray: Any = import_module("numba").carray  # its types do not say what it exports
@@ -21,8 +24,8 @@ carray: Any = import_module("numba").carray  # its types do not say what it expo
 _U = np.uint64
 _BLOCK = 4096
 """Positions resolved at once: writes wait for memory, and small stores between them would wait with them."""
-_MANY = 12
-"""Positions a row from which it is quicker to go row by row: fewer, and guessing where it ends costs more."""
+_MANY = 24
+"""Positions a row from which it is quicker to go row by row: where it ends is guessed wrong once a row."""
 _FAR = 1 << 48
 _MORE = 1 + 2.0**-50
 """Errors of a quotient below 2^48 in double precision are less, and together make less than one."""
@@ -128,40 +131,6 @@ def _put(resident: Any, values: Any, offsets: Any, taken: Any, action: Any) -> N
 
 
 @kept
-def _set_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
-    """Positions of a run that is stored as a run, which is most of every model: no block between."""
-    count, size = _U(0), _U(resident.size)
-    for i in range(_U(positions.size)):
-        at = _U(positions[i]) - first
-        if at < size:
-            resident[at] = values[i]
-            count += _U(1)
-    return count
-
-
-@kept
-def _xor_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
-    count, size = _U(0), _U(resident.size)
-    for i in range(_U(positions.size)):
-        at = _U(positions[i]) - first
-        if at < size:
-            resident[at] ^= values[i]
-            count += _U(1)
-    return count
-
-
-@kept
-def _add_run(resident: Any, positions: Any, values: Any, first: Any) -> Any:
-    count, size = _U(0), _U(resident.size)
-    for i in range(_U(positions.size)):
-        at = _U(positions[i]) - first
-        if at < size:
-            resident[at] += values[i]
-            count += _U(1)
-    return count
-
-
-@kept
 def _set_rows(resident: Any, positions: Any, values: Any, spot: Any) -> Any:
     """Positions of rows of neighbours, row by row: where a row ends is found by looking; how many lie inside.
 
@@ -188,10 +157,17 @@ def _set_rows(resident: Any, positions: Any, values: Any, spot: Any) -> Any:
 
 
 @kept
-def _is_crowded(positions: Any, spot: Any) -> Any:
-    """Whether it is a box of rows of neighbours with many positions each."""
+def _is_of_rows(spot: Any) -> Any:
+    """Whether it is a box of rows of neighbours."""
     box, dims = spot
-    return box.rank == 2 and dims[box.dim + 1].src == 1 and positions.size >= _MANY * dims[box.dim].size
+    return box.rank == 2 and dims[box.dim + 1].src == 1
+
+
+@kept
+def _is_crowded(positions: Any, spot: Any) -> Any:
+    """Whether it is one with many positions a row."""
+    box, dims = spot
+    return _is_of_rows(spot) and positions.size >= _MANY * dims[box.dim].size
 
 
 @kept
@@ -199,14 +175,23 @@ def _put_box(resident: Any, positions: Any, values: Any, action: Any, spot: Any,
     """Write what lies in one box; how many elements."""
     box, dims = spot
     if box.rank == 1 and dims[box.dim].src == 1 and dims[box.dim].dst == 1:
-        run = resident[box.dst : box.dst + dims[box.dim].size]
+        run, way = resident[box.dst : box.dst + dims[box.dim].size], runs.way(positions, box)
         if action == _SET:
-            return _set_run(run, positions, values, _U(box.src))
+            return runs.set_run(run, positions, values, _U(box.src), way)
         if action == _XOR:
-            return _xor_run(run, positions, values, _U(box.src))
-        return _add_run(run, positions, values, _U(box.src))
+            return runs.xor_run(run, positions, values, _U(box.src), way)
+        return runs.add_run(run, positions, values, _U(box.src), way)
+    low, high = _span(positions, box)
+    positions, values = positions[low:high], values[low:high]
     if action == _SET and _is_crowded(positions, spot):
         return _set_rows(resident, positions, values, spot)
+    if (
+        action == _SET
+        and positions.size >= walk.GROUP
+        and _is_of_rows(spot)
+        and box.last - box.src < walk.FAR
+    ):
+        return walk.set_rows(resident, positions, values, spot)
     offsets, taken, _, _ = work
     total = _U(0)
     for start in range(0, positions.size, _BLOCK):
@@ -274,12 +259,21 @@ def _storage(store: Any, like: Any) -> Any:
 
 @kept
 def _span(positions: Any, box: Any) -> Any:
-    """First position within the range of ``box`` and one past the last; positions ascend."""
-    low, high = 0, positions.size
+    """First position within the range of ``box`` and one past the last; positions ascend.
+
+    Looked for from both ends, in steps that double: most boxes end near them.
+    """
+    low, high, step = 0, positions.size, 1
     if high and positions[0] < box.src:
-        low = np.searchsorted(positions, box.src)
+        while step < high and positions[step] < box.src:
+            step *= 2
+        low = step // 2 + np.searchsorted(positions[step // 2 : min(step, high)], box.src)
     if high and positions[high - 1] > box.last:
-        high = np.searchsorted(positions, box.last + 1)
+        step = 1
+        while step < high - low and positions[high - 1 - step] > box.last:
+            step *= 2
+        start = max(low, high - step)
+        high = start + np.searchsorted(positions[start : high - step // 2], box.last + 1)
     return low, max(low, high)
 
 
@@ -294,11 +288,8 @@ def scatter(items: Any, plan: Any, like: Any) -> None:
         values = carray(pointer(items[n].values, like), (items[n].num,))
         for x in range(first_box[row], first_box[row + 1]):
             box = boxes[x]
-            low, high = _span(positions, box)
             resident = _storage(stores[box.store], like)
-            total += _put_box(
-                resident, positions[low:high], values[low:high], items[n].action, (box, dims), work
-            )
+            total += _put_box(resident, positions, values, items[n].action, (box, dims), work)
         items[n].done = total
 
 
