@@ -18,6 +18,7 @@ import numpy as np
 
 from dcr.receiver.scatter import runs, walk
 from dcr.receiver.scatter.addresses import kept, pointer
+from dcr.receiver.scatter.vectors import fetch
 
 carray: Any = import_module("numba").carray  # its types do not say what it exports
 
@@ -278,11 +279,24 @@ def _span(positions: Any, box: Any) -> Any:
 
 
 @kept
+def _foresee(item: Any, width: Any) -> None:
+    """Ask for both ends of an item before its turn: a run is entered at one of them."""
+    for line in range(0, 256, 64):
+        fetch(item.positions + line)
+        fetch(item.positions + 8 * item.num - 8 - line)
+    for line in range(0, 128, 64):
+        fetch(item.values + line)
+        fetch(item.values + width * (item.num - 1) - line)
+
+
+@kept
 def scatter(items: Any, plan: Any, like: Any) -> None:
     """Write all ``items``, whose elements have the width of ``like`` [0]; ``items.done`` counts writes."""
     first_box, boxes, dims, stores = plan
     work = _work()
     for n in range(items.size):
+        if n + 1 < items.size:
+            _foresee(items[n + 1], like.itemsize)
         total, row = _U(0), items[n].row
         positions = carray(pointer(items[n].positions, first_box), (items[n].num,))
         values = carray(pointer(items[n].values, like), (items[n].num,))

@@ -65,3 +65,18 @@ def num_set(typing_context: Any, bits: Any) -> Any:
         return builder.ctpop(args[0])
 
     return types.uint64(types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fetch(typing_context: Any, address: Any) -> Any:
+    """Ask for the cache line at ``address`` int64, which need not be anybody's memory."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line = builder.inttoptr(args[0], _BYTE.as_pointer())
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), (line.type, number, number, number))
+        function = builder.module.declare_intrinsic("llvm.prefetch", (line.type,), kind)
+        builder.call(function, [line, *(ir.Constant(number, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
