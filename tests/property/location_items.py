@@ -21,7 +21,7 @@ def item(name: str, where: Sequence[int] | NDArray[np.int64], *, size: int = HUG
     values = signed.astype(np.int64).astype(bits_dtype(dtype))
     shape = changes.pop("shape", (size,))
     fields = {"encoding": Encoding.DELTA16 if values.itemsize == 2 else Encoding.XOR, "values": values}
-    return Item(name, shape, dtype, locations=locations, **(fields | changes))
+    return Item(name, shape, dtype, positions=locations, **(fields | changes))
 
 
 def spread(count: int, rate: float, seed: int = 0) -> NDArray[np.int64]:

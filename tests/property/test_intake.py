@@ -73,15 +73,15 @@ def test_items_are_refused_as_by_the_rule(found: list[Item], allow_xor: bool) ->
 @given(st.lists(items(), max_size=4), st.booleans())
 def test_columns_are_those_of_the_items(found: list[Item], frozen: bool) -> None:
     for item in found if frozen else ():  # a copy is kept where an array cannot be written
-        item.locations.flags.writeable = item.values.flags.writeable = False
+        item.positions.flags.writeable = item.values.flags.writeable = False
     columns = columns_of(found)
     for i, item in enumerate(found):
         assert columns.keys[i] == (item.name, item.shape, item.dtype)
         assert ENCODINGS[columns.encodings[i]] is item.encoding
         assert columns.nums[i] == item.num_entries
         if item.num_entries:
-            assert (columns.firsts[i], columns.lasts[i]) == (item.locations[0], item.locations[-1])
-            assert int(columns.positions[i]) == item.locations.ctypes.data
+            assert (columns.firsts[i], columns.lasts[i]) == (item.positions[0], item.positions[-1])
+            assert int(columns.positions[i]) == item.positions.ctypes.data
             assert int(columns.values[i]) == item.values.ctypes.data
 
 

@@ -85,6 +85,18 @@ def test_the_largest_tensor_and_its_last_element() -> None:
     assert decode_payload(encode(item, run)).items == (item, run)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("size", "width"), [(2**31, 4), (2**31 + 1, 8)])
+def test_positions_are_decoded_as_small_as_the_tensor_allows(codec: str, size: int, width: int) -> None:
+    item = Item("w", (size,), "int8", Encoding.XOR, np.array([0, 7, size - 1]), np.ones(3, np.uint8))
+    (decoded,) = decode_payload(encode(item, codec=codec)).items
+    assert decoded.positions.itemsize == width
+    assert decoded.locations.dtype == np.int64
+    assert decoded.locations.tolist() == [0, 7, size - 1]
+    assert decoded == item
+    assert encode(decoded, codec=codec) == encode(item, codec=codec)
+
+
 def test_a_run_adds_nothing_to_the_location_buffer() -> None:
     assert encode_locations(np.arange(5, 5000)) == (RUN, 5, b"")
     assert encode_locations(np.empty(0, np.int64)) == (RUN, 0, b"")
@@ -111,7 +123,7 @@ def test_decoded_arrays_belong_to_the_caller() -> None:
     odd = simple_item("odd", dtype="uint8")
     for codec in CODECS:
         items = decode_payload(encode(odd, simple_item("wide", dtype="int64"), codec=codec)).items
-        for array in [array for item in items for array in (item.values, item.locations)]:
+        for array in [array for item in items for array in (item.values, item.positions)]:
             assert array.flags["WRITEABLE"]
             assert array.flags["ALIGNED"]
 
@@ -154,13 +166,13 @@ def _item(**changes: Any) -> Item:
         ({"dtype": "complex64"}, "complex64"),
         ({"dtype": "float32"}, "values of dtype float32 must be uint32"),
         ({"encoding": "delta16"}, "encoding must be"),
-        ({"locations": np.array([0, 1, 2], np.int32)}, "int64"),
-        ({"locations": np.array([0, 1])}, "values"),
-        ({"locations": np.array(1), "values": np.array(1, "<u2")}, "int64"),
-        ({"locations": np.array([-1, 1, 2])}, "increase strictly"),
-        ({"locations": np.array([1, 1, 2])}, "increase strictly"),
-        ({"locations": np.array([3, 2, 5])}, "increase strictly"),
-        ({"locations": np.array([0, -(2**63), 5])}, "increase strictly"),
+        ({"positions": np.array([0, 1, 2], np.int16)}, "int64"),
+        ({"positions": np.array([0, 1])}, "values"),
+        ({"positions": np.array(1), "values": np.array(1, "<u2")}, "int64"),
+        ({"positions": np.array([-1, 1, 2])}, "increase strictly"),
+        ({"positions": np.array([1, 1, 2])}, "increase strictly"),
+        ({"positions": np.array([3, 2, 5])}, "increase strictly"),
+        ({"positions": np.array([0, -(2**63), 5])}, "increase strictly"),
         ({"target_digest": AuditDigest(2**61 - 1, 3)}, "target_digest"),
         ({"target_digest": AuditDigest(0, 1001)}, "target_digest"),
     ],

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcr.codec import Positions
 from dcr.errors import UnsupportedPath
 from dcr.indexmap import Box
 from dcr.model import Bits
 from dcr.receiver.scatter import numba_engine
-from dcr.receiver.scatter.batch import Action, Entries, Room, of_width
+from dcr.receiver.scatter.batch import Action, Entries, Room, Widths, of_width
 from dcr.receiver.scatter.engine import NUMPY, TORCH, Engine
 from dcr.receiver.scatter.plan import Plan, Route, compile_plan
 from dcr.receiver.scatter.reader import clip, read_range
@@ -91,7 +92,7 @@ def cases(draw: st.DrawFn, widths: tuple[int, ...] = COMPILED_WIDTHS) -> Case:
             landings.append((box, len(memory)))
             memory.append(_noise(rng, width, box.dst_last + draw(st.integers(1, 4))))
         routes.append(Route(f"t{row}", size, width, tuple(landings)))
-        at = np.flatnonzero(rng.random(size) < draw(st.sampled_from([0.1, 0.5, 1.0])))
+        at = _some(draw, rng, size, (0.1, 0.5, 1.0))
         values = _bits(rng, width, at.size)
         batch.append(Entries(row, draw(st.sampled_from(list(Action)[:3])), at, values))
     memory.append(_noise(rng, width, 1))  # a plan without storages would need no test
@@ -108,8 +109,7 @@ def of_rows(draw: st.DrawFn) -> Case:
     far_pitch = columns * step + draw(st.integers(0, 3))
     box = Box((rows, columns), first, (pitch, 1), draw(st.integers(0, 3)), (far_pitch, step))
     size = rows * pitch
-    at = np.flatnonzero(rng.random(size) < draw(st.sampled_from([0.05, 0.2, 0.5, 0.9, 1.0])))
-    return _one(draw, rng, box, size, at)
+    return _one(draw, rng, box, size, _some(draw, rng, size, (0.05, 0.2, 0.5, 0.9, 1.0)))
 
 
 @st.composite
@@ -119,8 +119,13 @@ def of_a_run(draw: st.DrawFn) -> Case:
     size = draw(st.integers(1, 400))
     first = draw(st.integers(0, size - 1))
     box = Box((draw(st.integers(1, size - first)),), first, (1,), draw(st.integers(0, 3)), (1,))
-    at = np.flatnonzero(rng.random(size) < draw(st.sampled_from([0.05, 0.2, 0.9])))
-    return _one(draw, rng, box, size, at)
+    return _one(draw, rng, box, size, _some(draw, rng, size, (0.05, 0.2, 0.9)))
+
+
+def _some(draw: st.DrawFn, rng: np.random.Generator, size: int, rates: tuple[float, ...]) -> Positions:
+    """Positions of four or of eight bytes."""
+    at = np.flatnonzero(rng.random(size) < draw(st.sampled_from(rates)))
+    return at.astype(draw(st.sampled_from([np.int32, np.int64])))
 
 
 def _one(draw: st.DrawFn, rng: np.random.Generator, box: Box, size: int, at: np.ndarray) -> Case:
@@ -211,17 +216,20 @@ def test_read_gives_the_bits_and_tells_replicas_that_differ(engine: Engine, case
 
 
 @few
-@given(cases() | of_rows() | of_a_run(), st.booleans())
-def test_gather_lists_what_read_holds_and_counts_what_is_not_as_sent(case: Case, torn: bool) -> None:
+@given(cases() | of_rows() | of_a_run(), st.booleans(), st.sampled_from(["i4", "i8"]))
+def test_gather_lists_what_read_holds_and_counts_what_is_not_as_sent(
+    case: Case, torn: bool, index: str
+) -> None:
     plan, _ = case.plan()
     if not torn:
         COMPILED.scatter(plan, [entries._replace(action=Action.SET) for entries in case.batch])
     batch = [entries._replace(action=Action.SET) for entries in case.batch]
     room = Room()
     room.arrays(3, case.width)[0][:] = -1  # memory that was used before
+    batch = [entries._replace(positions=entries.positions.astype(index)) for entries in batch]
     kept: list[np.ndarray] = []
     records = numba_engine.records_of_entries(batch, kept)
-    found = numba_engine.gather(plan, records, case.width, room)
+    found = numba_engine.gather(plan, records, Widths(case.width, np.dtype(index).itemsize), room)
     held = NUMPY.read(plan, [(entries.row, entries.positions) for entries in batch])
     starts = [0, *found.ends.tolist()]
     for i, (entries, want) in enumerate(zip(batch, held, strict=True)):
@@ -296,10 +304,13 @@ def test_clip_keeps_exactly_the_range(box: Box, start: int, length: int) -> None
 def test_no_item_writes_outside_its_boxes(engine: Engine, case: Case, data: st.DataObject) -> None:
     """Positions that no codec would let through: unordered, negative, past the end."""
     plan, memory = case.plan()
-    far_out = st.integers(-(2**40), 2**40) | st.integers(-3, 200)
-    at = np.array(data.draw(st.lists(far_out, max_size=20)), dtype=np.int64)
+    bits = data.draw(st.sampled_from([32, 64]))
+    reach = 2 ** min(40, bits - 1)
+    far_out = st.integers(-reach, reach - 1) | st.integers(-3, 200)
+    at = np.array(data.draw(st.lists(far_out, max_size=20)), dtype=f"i{bits // 8}")
     if data.draw(st.booleans()):  # many of them, and in no order
-        at = np.random.default_rng(0).permutation(np.concatenate([at, np.arange(-9, 600)]))
+        many = np.concatenate([at, np.arange(-9, 600, dtype=at.dtype)])
+        at = np.random.default_rng(0).permutation(many)
     values = np.zeros(at.size, dtype=of_width(case.width))
     engine.scatter(plan, [Entries(0, Action.SET, at, values)])
     allowed: list[set[int]] = [set() for _ in memory]

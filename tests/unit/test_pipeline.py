@@ -98,7 +98,7 @@ def test_bucket_ends_when_its_items_are_large_in_memory(threads: int) -> None:
     """Quiet in source bytes, yet 1.25 MiB of locations and values each."""
     large = [item(str(number)) for number in range(5)]
     for one in large:
-        object.__setattr__(one, "locations", np.zeros(MIB // 8, np.int64))
+        object.__setattr__(one, "positions", np.zeros(MIB // 8, np.int64))
         object.__setattr__(one, "values", np.zeros(MIB // 8, np.uint16))
     sent: list[int] = []
 

@@ -53,7 +53,7 @@ def test_a_checked_attempt_leaves_no_payload_behind() -> None:
     applier.restore(old, audit_of(runtime.catalogue, old))
     items = delta_items(runtime.catalogue, old, changed_version(runtime.catalogue, old, rng, 0.3))
     payload = payload_of(runtime.catalogue, items)
-    arrays = [weakref.ref(array) for item in payload.items for array in (item.locations, item.values)]
+    arrays = [weakref.ref(array) for item in payload.items for array in (item.positions, item.values)]
     applier.begin(clean=True)
     applier.apply(payload)
     applier.synchronize()

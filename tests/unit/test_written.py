@@ -55,7 +55,7 @@ def test_what_is_decoded_stays_below_the_bound(site: Site) -> None:
     site.agent.pump()
     kept = held(site)
     sizes = [
-        sum(item.locations.nbytes + item.values.nbytes for item in taken.payload.items)
+        sum(item.positions.nbytes + item.values.nbytes for item in taken.payload.items)
         for taken in kept._decoded
     ]
     bounded = Written(kept._limits, sum(sizes) - 1)

@@ -29,7 +29,8 @@ class Columns:
     """``encodings`` are numbers of ENCODINGS, ``nums`` counts of entries, ``firsts`` and ``lasts`` locations.
 
     ``positions`` and ``values`` are the addresses of the items' arrays, C-contiguous and aligned; valid as
-    long as the items and ``kept`` live. All int64 [I]; of items without entries what is not a count is 0.
+    long as the items and ``kept`` live. ``index_bytes``: of a position. All int64 [I]; of items without
+    entries all numbers but the first are 0.
     """
 
     keys: tuple[TensorKey, ...]
@@ -39,6 +40,7 @@ class Columns:
     lasts: NDArray[np.int64]
     positions: NDArray[np.int64]
     values: NDArray[np.int64]
+    index_bytes: NDArray[np.int64]
     kept: tuple[NDArray[Any], ...]
 
 
@@ -47,15 +49,16 @@ def columns_of(items: Sequence[Item]) -> Columns:
     cells: list[int] = []
     kept: list[NDArray[Any]] = []
     for item in items:
-        at, code = item.locations, _CODES[item.encoding.value]
+        at, code = item.positions, _CODES[item.encoding.value]
         if num := at.size:
-            cells += (code, num, at.item(0), at.item(-1), address(at, kept), address(item.values, kept))
+            cells += (code, num, at.item(0), at.item(-1))
+            cells += (address(at, kept), address(item.values, kept), at.itemsize)
         else:
-            cells += (code, 0, 0, 0, 0, 0)
-    table = np.array(cells, dtype=np.int64).reshape(len(items), 6).T.copy()
+            cells += (code, 0, 0, 0, 0, 0, 0)
+    table = np.array(cells, dtype=np.int64).reshape(len(items), 7).T.copy()
     keys = tuple([(item.name, tuple(item.shape), item.dtype) for item in items])
-    encodings, nums, firsts, lasts, positions, values = table
-    return Columns(keys, encodings, nums, firsts, lasts, positions, values, tuple(kept))
+    encodings, nums, firsts, lasts, positions, values, index_bytes = table
+    return Columns(keys, encodings, nums, firsts, lasts, positions, values, index_bytes, tuple(kept))
 
 
 def address(array: NDArray[Any], kept: list[NDArray[Any]]) -> int:

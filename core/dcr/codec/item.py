@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,11 @@ from dcr.codec.limits import Limits
 from dcr.errors import ConfigError
 from dcr.model import AuditDigest, Encoding, bits_dtype, width_bytes
 
+Positions: TypeAlias = NDArray[np.int64] | NDArray[np.int32]
+
 MAX_ELEMENTS = (1 << 63) - 1
+NARROW_ELEMENTS = 1 << 31
+"""Elements of a tensor up to which each has a position of four bytes."""
 AUDIT_MODULUS = (1 << 61) - 1
 
 
@@ -19,7 +23,8 @@ AUDIT_MODULUS = (1 << 61) - 1
 class Item:
     """Changed elements of the canonical tensor ``name`` of ``shape`` (``()`` for 0-d) and ``dtype``.
 
-    ``locations`` are strictly increasing flat indices, int64 [E]; ``values`` hold of each a mask (XOR),
+    ``positions`` are strictly increasing flat indices, int64 [E] or, where all fit, int32 [E] (so they are
+    decoded: apply waits for memory, and reads half as much); ``values`` hold of each a mask (XOR),
     new minus old bits modulo 2^16 (DELTA16, 2-byte dtypes only) or the new stored bits (OVERWRITE),
     unsigned of the element's width [E].
     ``target_digest`` is the additive audit digest of the target bits, if the sender knows it (B6).
@@ -30,7 +35,7 @@ class Item:
     shape: tuple[int, ...]
     dtype: str
     encoding: Encoding
-    locations: NDArray[np.int64]
+    positions: Positions
     values: NDArray[np.unsignedinteger[Any]]
     target_digest: AuditDigest | None = None
 
@@ -42,8 +47,9 @@ class Item:
         return (
             (self.name, tuple(self.shape), self.dtype) == (other.name, tuple(other.shape), other.dtype)
             and (self.encoding, self.target_digest) == (other.encoding, other.target_digest)
-            and _same(self.locations, other.locations)
-            and _same(self.values, other.values)
+            and np.array_equal(self.positions, other.positions)
+            and self.values.dtype == other.values.dtype
+            and np.array_equal(self.values, other.values)
         )
 
     @property
@@ -52,13 +58,14 @@ class Item:
         return prod(self.shape)
 
     @property
+    def locations(self) -> NDArray[np.int64]:
+        """``positions`` as int64 [E]: for whoever computes with them."""
+        return np.asarray(self.positions, np.int64)
+
+    @property
     def num_entries(self) -> int:
         """E."""
-        return len(self.locations)
-
-
-def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return a.dtype == b.dtype and np.array_equal(a, b)
+        return len(self.positions)
 
 
 def check_item(item: Item, limits: Limits) -> None:
@@ -105,9 +112,11 @@ def _check_name(name: str, limits: Limits) -> None:
 
 
 def _check_arrays(item: Item, where: str) -> None:
-    locations, values = item.locations, item.values
-    if locations.dtype != np.int64 or locations.ndim != 1:
-        raise ConfigError(f"{where}: locations must be int64 [E], got {locations.dtype} {locations.shape}")
+    locations, values = item.positions, item.values
+    if locations.dtype not in (np.int64, np.int32) or locations.ndim != 1:
+        raise ConfigError(
+            f"{where}: positions must be int64 [E] or int32 [E], got {locations.dtype} {locations.shape}"
+        )
     expected = bits_dtype(item.dtype)
     if values.dtype != expected or values.shape != locations.shape:
         raise ConfigError(

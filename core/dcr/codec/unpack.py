@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.codec.engines import Bytes, Engine, Indices
-from dcr.codec.item import Item
+from dcr.codec.item import NARROW_ELEMENTS, Item, Positions
 from dcr.codec.kinds import (
     BLOCK,
     BLOCKS,
@@ -58,7 +58,7 @@ def section_bounds(rows: Sequence[Row]) -> Counter[int]:
 def check_exact(bounds: Mapping[int, int], claims: Mapping[int, int]) -> None:
     """Sections whose size follows from the rows must have it, before anything of that size is allocated.
 
-    Else a run of many entries whose values are missing would cost 8 bytes for each.
+    Else a run of many entries whose values are missing would cost bytes for each.
 
     Raises:
         PayloadError: names one that has another size.
@@ -128,9 +128,9 @@ class Unpacker:
         Raises:
             PayloadError: as ``read_items``.
         """
-        locations = self._locations(row)
+        positions = _narrowed(self._locations(row), row.num_elements)
         return Item(
-            row.name, row.shape, row.dtype, row.encoding, locations, self._values(row), row.target_digest
+            row.name, row.shape, row.dtype, row.encoding, positions, self._values(row), row.target_digest
         )
 
     def finish(self) -> None:
@@ -246,6 +246,10 @@ _LARGE = np.array([(byte & 15 == SMALL) + (byte >> 4 == SMALL) for byte in range
 _ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
 
 
+def _narrowed(locations: Indices, num_elements: int) -> Positions:
+    return locations.astype(np.int32) if num_elements <= NARROW_ELEMENTS else locations
+
+
 def _owned(array: NDArray[Any]) -> NDArray[Any]:
     """A new array that the caller owns."""
     return array.copy()
@@ -265,6 +269,6 @@ def check_claims(items: Sequence[Item]) -> None:
             continue
         if len({(tuple(item.shape), item.dtype) for item in group}) > 1:
             raise PayloadError(f"items of {name!r} disagree about its shape or dtype")
-        merged = np.sort(np.concatenate([item.locations for item in group]))
+        merged = np.sort(np.concatenate([item.positions for item in group]))
         if bool((merged[1:] == merged[:-1]).any()):
             raise PayloadError(f"two items of {name!r} hold the same element")

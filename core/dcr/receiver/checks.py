@@ -55,7 +55,7 @@ def check_items(
     partials |= _read([one for one in rest if one[1].name in placed], placed, chosen, digester)
     for key, item in rest:
         if item.name in shadows:
-            partials[key] = _checked(item, shadows.read(item.name, item.locations), digester)
+            partials[key] = _checked(item, shadows.read(item.name, item.positions), digester)
     return partials
 
 
@@ -64,11 +64,10 @@ def _gathered(taken: Taken, placed: PlacedTensors, engine: Engine, digester: Dig
     assert engine.gather is not None, "asked of engines that can"
     partials: Partials = {}
     room = Room()
-    for plain in taken.plain():
-        width = int(taken.widths[plain[0]])
+    for widths, plain in taken.plain():
         records = records_of(taken.columns, taken.rows, taken.looks, plain)
         for start, stop in _bounds(taken.columns.nums[plain]):
-            found = engine.gather(placed.plan, records[start:stop], width, room)
+            found = engine.gather(placed.plan, records[start:stop], widths, room)
             group = plain[start:stop].tolist()
             _require_sound(taken, group, placed, found)
             digests = digester.listed([taken.columns.keys[i][0] for i in group], found)
@@ -94,7 +93,7 @@ def _require_sound(taken: Taken, group: list[int], placed: PlacedTensors, found:
 def _read(written: Sequence[Written], placed: PlacedTensors, engine: Engine, digester: Digester) -> Partials:
     partials: Partials = {}
     for group in _groups(written, _GROUP_ENTRIES):
-        answers = placed.read([(item.name, item.locations) for _, item in group], engine)
+        answers = placed.read([(item.name, item.positions) for _, item in group], engine)
         for (key, item), got in zip(group, answers, strict=True):
             if got.differs >= 0:
                 raise _torn(item, placed, got.differs)

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr.audit import EMPTY, combine, digest_at, digest_map, digest_segments
+from dcr.codec import Positions
 from dcr.indexmap import IndexMap
 from dcr.model import AuditDigest, TensorSpec
 from dcr.receiver.parts import Division
 from dcr.receiver.rank import Cover, PartDigests
-from dcr.receiver.scatter.batch import Listed, Positions, Readback
+from dcr.receiver.scatter.batch import Indices, Listed, Readback
 from dcr.receiver.scatter.reader import runs_of
 
 _MANY_RUNS = 64
@@ -39,12 +40,13 @@ class Digester:
         return cls(key, specs, divisions)
 
     def at(self, name: str, positions: Positions, got: Readback) -> PartDigests:
-        """Digests of what is held at positions int64 [E]; ``EMPTY`` where a part has none of them."""
+        """Digests of what is held at positions [E]; ``EMPTY`` where a part has none of them."""
+        at = np.asarray(positions, np.int64)
         if name not in self.divisions:
-            return (self._at(name, positions, got, got.held),)
+            return (self._at(name, at, got, got.held),)
         division, num_parts = self.divisions[name]
-        part = np.where(got.held, division.part_of(positions), -1)
-        return tuple(self._at(name, positions, got, part == i) for i in range(num_parts))
+        part = np.where(got.held, division.part_of(at), -1)
+        return tuple(self._at(name, at, got, part == i) for i in range(num_parts))
 
     def listed(self, names: Sequence[str], found: Listed) -> list[PartDigests]:
         """As ``at`` of each of ``names``, whose elements ``found`` lists one after another."""
@@ -66,7 +68,7 @@ class Digester:
         part = division.part_of(np.arange(start, start + got.held.size, dtype=np.int64))
         return tuple(self._range(name, start, got, got.held & (part == i)) for i in range(num_parts))
 
-    def _at(self, name: str, positions: Positions, got: Readback, counted: NDArray[np.bool_]) -> AuditDigest:
+    def _at(self, name: str, positions: Indices, got: Readback, counted: NDArray[np.bool_]) -> AuditDigest:
         if counted.all():
             return digest_at(self.key, name, positions, got.values)
         return digest_at(self.key, name, positions[counted], got.values[counted])

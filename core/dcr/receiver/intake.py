@@ -17,7 +17,7 @@ from dcr.model import Encoding, PathClass, TensorSpec, width_bytes
 from dcr.receiver.items import validate
 from dcr.receiver.methods import RankMap
 from dcr.receiver.rank import ItemKey, Method, RankPath
-from dcr.receiver.scatter.batch import ACTIONS, Action
+from dcr.receiver.scatter.batch import ACTIONS, Action, Widths
 from dcr.receiver.scatter.numba_engine import LEAST
 
 _TENSOR = np.dtype([("size", "<i8"), ("row", "<i8"), ("width", "u1"), ("method", "u1"), ("flags", "u1")])
@@ -30,8 +30,7 @@ _OVERWRITE, _DELTA16 = ENCODINGS.index(Encoding.OVERWRITE), ENCODINGS.index(Enco
 
 
 _LOOKS = np.where(_ACTIONS == Action.SET, _ACTIONS, int(Action.READ))
-_WIDTHS = (2, 4, 1, 8)
-"""Bytes; items of one call of a compiled loop have one width."""
+_WIDTHS = [Widths(element, position) for element in (2, 4, 1, 8) for position in (4, 8)]
 
 
 class Taken(NamedTuple):
@@ -72,14 +71,14 @@ class Taken(NamedTuple):
         looks: NDArray[np.int64] = _LOOKS[self.columns.encodings]
         return looks
 
-    def plain(self) -> Iterator[NDArray[np.intp]]:
-        """Items with entries that have one row and keep the bits, by width, where compiling for them pays."""
-        nums = self.columns.nums
+    def plain(self) -> Iterator[tuple[Widths, NDArray[np.intp]]]:
+        """Items with entries that have one row and keep the bits, by widths, where compiling pays."""
+        nums, index_bytes = self.columns.nums, self.columns.index_bytes
         plain = (self.rows >= 0) & (nums > 0)
-        for width in _WIDTHS:
-            some = plain & (self.widths == width)
+        for widths in _WIDTHS:
+            some = plain & (self.widths == widths.element) & (index_bytes == widths.position)
             if int(nums[some].sum()) >= LEAST:
-                yield np.flatnonzero(some)
+                yield widths, np.flatnonzero(some)
 
     def key(self, position: int) -> ItemKey:
         """Of the item at ``position``."""

@@ -28,7 +28,7 @@ def validate(
         )
     if not item.num_entries:
         return
-    if item.locations[0] < 0 or item.locations[-1] >= spec.num_elements:
+    if item.positions[0] < 0 or item.positions[-1] >= spec.num_elements:
         raise AttemptFailed(f"{item.name}: locations leave its {spec.num_elements} elements")
     if spec.dtype == "bool" and int(item.values.max()) > 1:
         raise AttemptFailed(f"{item.name}: {int(item.values.max()):#x} is not the stored form of a bool")

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dcr.codec import Item
+from dcr.codec import Item, Positions
 from dcr.errors import AttemptFailed, IntegrityError
 from dcr.model import Bits, Encoding, TensorSpec
 from dcr.receiver.lanes import dense_from_bits
 from dcr.receiver.parts import NOBODY, Division
 from dcr.receiver.rank import Cover
-from dcr.receiver.scatter.batch import Positions, Readback
+from dcr.receiver.scatter.batch import Indices, Readback
 
 
 class Shadows:
@@ -72,15 +72,17 @@ class Shadows:
         """
         bits = self._known(item.name)
         if item.encoding is Encoding.OVERWRITE:
-            bits[item.locations] = item.values
+            bits[item.positions] = item.values
         elif item.encoding is Encoding.XOR:
-            bits[item.locations] ^= item.values
+            bits[item.positions] ^= item.values
         else:
-            bits[item.locations] += item.values
+            bits[item.positions] += item.values
 
     def read(self, name: str, positions: Positions) -> Readback:
-        """Bits at positions int64 [E]. Raises AttemptFailed if there is no shadow yet."""
-        return Readback(self._known(name)[positions], self._is_held(name, positions), -1)
+        """Bits at positions [E]. Raises AttemptFailed if there is no shadow yet."""
+        return Readback(
+            self._known(name)[positions], self._is_held(name, np.asarray(positions, np.int64)), -1
+        )
 
     def read_range(self, name: str, start: int, stop: int) -> Readback:
         """Bits start .. stop - 1. Raises AttemptFailed if there is no shadow yet."""
@@ -97,7 +99,7 @@ class Shadows:
             raise AttemptFailed(f"{name}: only a whole tensor can be loaded and none is known; restore first")
         return self._bits[name]
 
-    def _is_held(self, name: str, positions: Positions) -> NDArray[np.bool_]:
+    def _is_held(self, name: str, positions: Indices) -> NDArray[np.bool_]:
         division = self._held[name]
         if division is None:
             return np.ones(positions.shape, dtype=bool)

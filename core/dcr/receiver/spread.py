@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dcr.receiver.intake import Taken
 from dcr.receiver.rank import Method
+from dcr.receiver.scatter.batch import Widths
 from dcr.receiver.scatter.engine import Engine
 from dcr.receiver.scatter.numba_engine import records_of
 from dcr.receiver.scatter.placed import PlacedTensors
@@ -20,8 +21,8 @@ Group: TypeAlias = tuple[list[int], Callable[[], None]]
 def groups(taken: Taken, placed: PlacedTensors, engine: Engine) -> Iterator[Group]:
     """All LEARNED items with entries; between groups an attempt can be stopped."""
     rest = taken.going(Method.LEARNED) & (taken.columns.nums > 0)
-    for plain in taken.plain() if engine.write is not None else ():
-        yield from _compiled(taken, plain, placed, engine)
+    for widths, plain in taken.plain() if engine.write is not None else ():
+        yield from _compiled(taken, widths, plain, (placed, engine))
         rest[plain] = False
     others = np.flatnonzero(rest).tolist()
     for start in range(0, len(others), engine.group):
@@ -31,11 +32,11 @@ def groups(taken: Taken, placed: PlacedTensors, engine: Engine) -> Iterator[Grou
 
 
 def _compiled(
-    taken: Taken, plain: NDArray[np.intp], placed: PlacedTensors, engine: Engine
+    taken: Taken, widths: Widths, plain: NDArray[np.intp], into: tuple[PlacedTensors, Engine]
 ) -> Iterator[Group]:
+    placed, engine = into
     assert engine.write is not None, "asked of engines that can"
-    width = int(taken.widths[plain[0]])
     records = records_of(taken.columns, taken.rows, taken.actions, plain)
     for start in range(0, plain.size, engine.group):
         part = slice(start, start + engine.group)
-        yield plain[part].tolist(), partial(engine.write, placed.plan, records[part], width)
+        yield plain[part].tolist(), partial(engine.write, placed.plan, records[part], widths)

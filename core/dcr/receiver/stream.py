@@ -64,13 +64,13 @@ class HookStream:
                 raise AttemptFailed(f"{item.name}: the attempt was stopped before this item")
             observe.point("receiver.item.before", tensor=item.name, encoding=item.encoding.value)
             spec = self._specs[item.name]
-            self._scratch.fill(spec, item.encoding, item.locations, item.values)
+            self._scratch.fill(spec, item.encoding, item.positions, item.values)
             try:
                 hook.begin(item.name, item.encoding, self._table.copies[item.name])
                 yield item.name, self._scratch.view(spec)  # fresh: loaders leave attributes on theirs
                 hook.end()
             finally:
-                self._scratch.clear(spec, item.locations)
+                self._scratch.clear(spec, item.positions)
             observe.point("receiver.item.after", tensor=item.name, encoding=item.encoding.value)
         progress.finished = True
 

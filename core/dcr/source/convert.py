@@ -129,7 +129,7 @@ class Converter:
             shape=self.specs[name].shape,
             dtype=task.dtype,
             encoding=encoding,
-            locations=locations,
+            positions=locations,
             values=differences(encoding, old, new),
             target_digest=digest,
         )

@@ -231,7 +231,7 @@ class _Flow(Generic[Converted, Encoded, Sent]):
         self._bucket.extend(items)
         if items:
             self._filled_bytes += source_bytes(chunk)
-            self._held_bytes += sum(item.locations.nbytes + item.values.nbytes for item in items)
+            self._held_bytes += sum(item.positions.nbytes + item.values.nbytes for item in items)
         return True
 
     def _is_full(self) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dcr.codec import Item, Payload, PayloadId
+from dcr.codec import Item, Payload, decode_payload, encode_payload
 from dcr.model import AttemptId, Catalogue, Encoding, TensorSpec
 from dcr_recipes.bench.data import Changes, Words, change_of, named_change
 from dcr_recipes.bench.payloads import item_of
@@ -74,8 +74,17 @@ def _item(spec: TensorSpec, changes: Changes, encoding: Encoding) -> Item:
 
 
 def payload_of(sequence: int, items: Iterable[Item]) -> Payload:
-    """A payload as the decoder would return it."""
-    return Payload(PayloadId(RUN, AttemptId(1, 1), 0, sequence, 0, _DIGEST), _DIGEST, tuple(items))
+    """A payload as a receiver has it: encoded and decoded again."""
+    data = encode_payload(
+        tuple(items),
+        attempt=AttemptId(1, 1),
+        owner=0,
+        sequence=sequence,
+        run=RUN,
+        parent=0,
+        catalogue=_DIGEST,
+    )
+    return decode_payload(data)
 
 
 def singly(payloads: Iterable[Payload]) -> list[Payload]:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dcr.codec import Positions
 from dcr.model import Bits, Encoding
 
-Positions: TypeAlias = NDArray[np.int64]
+Indices: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 
@@ -26,8 +27,15 @@ class Action(IntEnum):
 ACTIONS = {Encoding.OVERWRITE: Action.SET, Encoding.XOR: Action.XOR, Encoding.DELTA16: Action.ADD}
 
 
+class Widths(NamedTuple):
+    """Bytes of an ``element`` and of a ``position``: one compiled loop takes items of one such pair."""
+
+    element: int
+    position: int
+
+
 class Entries(NamedTuple):
-    """Changes of one row: ``values`` [E] of its width at canonical ``positions`` int64 [E], ascending.
+    """Changes of one row: ``values`` [E] of its width at canonical ``positions`` [E], ascending.
 
     A tuple, because one is made for every item of every payload.
     """
@@ -63,9 +71,9 @@ class Listed:
     values of an entry that is to be SET are not there.
     """
 
-    positions: Positions
+    positions: Indices
     values: Bits
-    ends: Positions
+    ends: Indices
     differs: list[int]
     wrong: list[int]
 
@@ -76,7 +84,7 @@ class Room:
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
-    def arrays(self, size: int, width_bytes: int) -> tuple[Positions, Bits, Bits, Mask]:
+    def arrays(self, size: int, width_bytes: int) -> tuple[Indices, Bits, Bits, Mask]:
         """Uninitialised [size]: positions, values twice, flags. What was given before is void."""
         ends = np.cumsum([0, 8 * size, 8 * size, 8 * size, size])
         if self._bytes.size < ends[-1]:

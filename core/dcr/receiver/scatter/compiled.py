@@ -1,4 +1,4 @@
-"""The loops of ``numba_engine``; imported when first needed, compiled once a width, kept on disk if possible.
+"""The loops of ``numba_engine``; imported when needed, compiled for each pair of widths, kept on disk.
 
 Records are those of ``plan`` and of ``numba_engine.ITEM``. An index computed from a position is compared
 with the sizes of its box before it is used, and a box lies within its storage (``compile_plan``): what
@@ -8,7 +8,8 @@ reading and writing storage is a bare loop whose misses overlap.
 
 Numba does not see that an imported loop has changed: touch this file then (the tests do).
 
-``spot`` is a box with the dimensions of all boxes, ``work`` what ``_work`` makes. Shape legend: E entries.
+``spot`` is a box with the dimensions of all boxes, ``work`` what ``_work`` makes; ``like`` and ``index`` are
+empty and have the types of elements and of positions. Shape legend: E entries.
 """
 
 from importlib import import_module
@@ -279,26 +280,27 @@ def _span(positions: Any, box: Any) -> Any:
 
 
 @kept
-def _foresee(item: Any, width: Any) -> None:
+def _foresee(item: Any, like: Any, index: Any) -> None:
     """Ask for both ends of an item before its turn: a run is entered at one of them."""
     for line in range(0, 256, 64):
         fetch(item.positions + line)
-        fetch(item.positions + 8 * item.num - 8 - line)
+        fetch(item.positions + index.itemsize * (item.num - 1) - line)
     for line in range(0, 128, 64):
         fetch(item.values + line)
-        fetch(item.values + width * (item.num - 1) - line)
+        fetch(item.values + like.itemsize * (item.num - 1) - line)
 
 
 @kept
-def scatter(items: Any, plan: Any, like: Any) -> None:
-    """Write all ``items``, whose elements have the width of ``like`` [0]; ``items.done`` counts writes."""
+def scatter(items: Any, plan: Any, likes: Any) -> None:
+    """Write all ``items``, whose arrays are of the types of ``likes``; ``items.done`` counts writes."""
     first_box, boxes, dims, stores = plan
+    like, index = likes
     work = _work()
     for n in range(items.size):
         if n + 1 < items.size:
-            _foresee(items[n + 1], like.itemsize)
+            _foresee(items[n + 1], like, index)
         total, row = _U(0), items[n].row
-        positions = carray(pointer(items[n].positions, first_box), (items[n].num,))
+        positions = carray(pointer(items[n].positions, index), (items[n].num,))
         values = carray(pointer(items[n].values, like), (items[n].num,))
         for x in range(first_box[row], first_box[row + 1]):
             box = boxes[x]
@@ -323,14 +325,15 @@ def _read_row(row: Any, positions: Any, plan: Any, found: Any, work: Any) -> Any
 
 
 @kept
-def read(items: Any, plan: Any, like: Any, flags: Any) -> None:
+def read(items: Any, plan: Any, likes: Any, flags: Any) -> None:
     """Read the positions of all ``items`` into their values and held flags (as ``flags`` [0], bool).
 
     ``items.done`` is the number of a box that contradicts an earlier one, or -1.
     """
     work = _work()
+    like, index = likes
     for n in range(items.size):
-        positions = carray(pointer(items[n].positions, plan[0]), (items[n].num,))
+        positions = carray(pointer(items[n].positions, index), (items[n].num,))
         values = carray(pointer(items[n].values, like), (items[n].num,))
         held = carray(pointer(items[n].held, flags), (items[n].num,))
         items[n].done = _read_row(items[n].row, positions, plan, (values, held), work)
@@ -367,18 +370,19 @@ def _unlike(positions: Any, sent: Any, listed: Any, values: Any) -> Any:
 
 
 @kept
-def gather(items: Any, plan: Any, room: Any, ends: Any, wrong: Any) -> None:
+def gather(items: Any, plan: Any, room: Any, answers: Any, index: Any) -> None:
     """List what is held of all ``items``, one after another, in ``room``, which has a place for each entry.
 
-    ``room``: listed positions, values, and as much again for values and flags. ``ends`` int64: where each
-    item ends. ``wrong`` int64: how many of its values are not held, if it is to be SET. ``items.done``
-    as of ``read``.
+    ``room``: listed positions int64, values, and as much again for values and flags. ``answers`` int64 [I]:
+    where each item ends, and how many of its values are not held, if it is to be SET. ``items.done`` as of
+    ``read``.
     """
     work = _work()
     listed, values, read_values, held = room
+    ends, wrong = answers
     end = _U(0)
     for n in range(items.size):
-        positions = carray(pointer(items[n].positions, plan[0]), (items[n].num,))
+        positions = carray(pointer(items[n].positions, index), (items[n].num,))
         rest = listed[end:], values[end:], read_values, held
         count, items[n].done = _list_row(items[n].row, positions, plan, rest, work)
         if items[n].action == _SET:

@@ -6,8 +6,9 @@ from typing import Any, Literal, TypeAlias
 
 from numpy.typing import NDArray
 
+from dcr.codec import Positions
 from dcr.receiver.scatter import numba_engine, numpy_engine, torch_engine
-from dcr.receiver.scatter.batch import Entries, Listed, Positions, Readback, Room
+from dcr.receiver.scatter.batch import Entries, Listed, Readback, Room, Widths
 from dcr.receiver.scatter.plan import Plan
 
 EngineName: TypeAlias = Literal["auto", "numba", "numpy", "torch"]
@@ -30,8 +31,8 @@ class Engine:
     scatter: Callable[[Plan, Sequence[Entries]], list[int]]
     read: Callable[[Plan, Sequence[tuple[int, Positions]]], list[Readback]]
     group: int
-    gather: Callable[[Plan, NDArray[Any], int, Room], Listed] | None = None
-    write: Callable[[Plan, NDArray[Any], int], None] | None = None
+    gather: Callable[[Plan, NDArray[Any], Widths, Room], Listed] | None = None
+    write: Callable[[Plan, NDArray[Any], Widths], None] | None = None
 
 
 NUMBA = Engine(

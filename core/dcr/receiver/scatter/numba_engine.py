@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr.codec.columns import Columns, address
+from dcr.codec import Columns, Positions
+from dcr.codec.columns import address
 from dcr.receiver.scatter import numpy_engine
-from dcr.receiver.scatter.batch import Action, Entries, Listed, Positions, Readback, Room, of_width
+from dcr.receiver.scatter.batch import Action, Entries, Listed, Readback, Room, Widths, of_width
 from dcr.receiver.scatter.plan import Plan
 
 ITEM = np.dtype([(name, "<i8") for name in ("row", "action", "num", "positions", "values", "held", "done")])
@@ -27,18 +28,21 @@ LEAST = 256
 
 def scatter(plan: Plan, batch: Sequence[Entries], *, least: int = LEAST) -> list[int]:
     """Write ``batch``; how many elements of each were written, replicas included."""
-    widths = {entries.values.itemsize for entries in batch}
-    if len(widths) > 1:
-        groups = groupby(batch, key=lambda entries: entries.values.itemsize)
-        return [number for _, group in groups for number in scatter(plan, list(group), least=least)]
-    if sum([entries.positions.size for entries in batch]) < least:
-        return numpy_engine.scatter(plan, batch)
-    return _scatter(plan, of_width(widths.pop()), batch) if batch else []
+    written: list[int] = []
+    for widths, group in groupby(batch, key=_widths):
+        part = list(group)
+        few = sum([entries.positions.size for entries in part]) < least
+        written += numpy_engine.scatter(plan, part) if few else _scatter(plan, widths, part)
+    return written
 
 
-def write(plan: Plan, records: NDArray[Any], width_bytes: int) -> None:
-    """Write ``records`` [I] of ITEM, made by ``records_of``, whose rows and values have that width."""
-    _compiled().scatter(records, _arrays(plan), np.empty(0, of_width(width_bytes)))
+def _widths(entries: Entries) -> Widths:
+    return Widths(entries.values.itemsize, entries.positions.itemsize)
+
+
+def write(plan: Plan, records: NDArray[Any], widths: Widths) -> None:
+    """Write ``records`` [I] of ITEM, made by ``records_of``, whose arrays have these widths."""
+    _compiled().scatter(records, _arrays(plan), _like(widths))
 
 
 def records_of(
@@ -58,23 +62,23 @@ def records_of(
 def read(plan: Plan, batch: Sequence[tuple[int, Positions]], *, least: int = LEAST) -> list[Readback]:
     """What storage holds for (row, positions int64 [E])."""
     found: list[Readback] = []
-    for width, group in groupby(batch, key=lambda entry: int(plan.widths[entry[0]])):
+    for widths, group in groupby(batch, key=lambda entry: (int(plan.widths[entry[0]]), entry[1].itemsize)):
         part = list(group)
         if sum(positions.size for _, positions in part) < least:
             found += numpy_engine.read(plan, part)
         else:
-            found += _read(plan, of_width(width), part)
+            found += _read(plan, Widths(*widths), part)
     return found
 
 
-def gather(plan: Plan, records: NDArray[Any], width_bytes: int, room: Room) -> Listed:
-    """List what storage holds of ``records`` [I] of ITEM of one width; void when ``room`` is used again.
+def gather(plan: Plan, records: NDArray[Any], widths: Widths, room: Room) -> Listed:
+    """List what storage holds of ``records`` [I] of ITEM of these widths; void when ``room`` is used again.
 
     Values are looked at where an entry is to be SET.
     """
-    arrays = room.arrays(int(records["num"].sum()), width_bytes)
+    arrays = room.arrays(int(records["num"].sum()), widths.element)
     ends, wrong = np.zeros(records.size, np.int64), np.zeros(records.size, np.int64)
-    _compiled().gather(records, _arrays(plan), arrays, ends, wrong)
+    _compiled().gather(records, _arrays(plan), arrays, (ends, wrong), _like(widths)[1])
     num = int(ends[-1])
     return Listed(arrays[0][:num], arrays[1][:num], ends, records["done"].tolist(), wrong.tolist())
 
@@ -87,27 +91,33 @@ def records_of_entries(batch: Sequence[Entries], kept: list[NDArray[Any]]) -> ND
     return np.array(cells, dtype=np.int64).view(ITEM)
 
 
-def _scatter(plan: Plan, bits: np.dtype[Any], batch: Sequence[Entries]) -> list[int]:
+def _scatter(plan: Plan, widths: Widths, batch: Sequence[Entries]) -> list[int]:
     kept: list[NDArray[Any]] = []
     records = records_of_entries(batch, kept)
-    write(plan, records, bits.itemsize)
+    write(plan, records, widths)
     done: list[int] = records["done"].tolist()
     return done
 
 
-def _read(plan: Plan, bits: np.dtype[Any], batch: list[tuple[int, Positions]]) -> list[Readback]:
+def _read(plan: Plan, widths: Widths, batch: list[tuple[int, Positions]]) -> list[Readback]:
     kept: list[NDArray[Any]] = []
     cells: list[int] = []
+    bits = of_width(widths.element)
     found = [(np.zeros(positions.size, bits), np.zeros(positions.size, bool)) for _, positions in batch]
     for (row, positions), (values, held) in zip(batch, found, strict=True):
         cells += (row, Action.READ, positions.size, address(positions, kept))
         cells += (address(values, kept), address(held, kept), 0)
     items = np.array(cells, dtype=np.int64).view(ITEM)
-    _compiled().read(items, _arrays(plan), np.empty(0, bits), np.empty(0, bool))
+    _compiled().read(items, _arrays(plan), _like(widths), np.empty(0, bool))
     return [
         Readback(values, held, done)
         for (values, held), done in zip(found, items["done"].tolist(), strict=True)
     ]
+
+
+def _like(widths: Widths) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Empty arrays of the types of elements and of positions, for which loops are compiled."""
+    return np.empty(0, of_width(widths.element)), np.empty(0, f"<i{widths.position}")
 
 
 def _arrays(plan: Plan) -> tuple[NDArray[Any], ...]:

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dcr.codec import Positions
 from dcr.indexmap import Box
 from dcr.receiver.lanes import LANES
-from dcr.receiver.scatter.batch import Action, Entries, Positions, Readback, of_width
+from dcr.receiver.scatter.batch import Action, Entries, Indices, Readback, of_width
 from dcr.receiver.scatter.plan import Plan
 
 Selector: TypeAlias = slice | NDArray[np.intp]
@@ -25,17 +26,17 @@ def scatter(plan: Plan, batch: Sequence[Entries]) -> list[int]:
 
 
 def read(plan: Plan, batch: Sequence[tuple[int, Positions]]) -> list[Readback]:
-    """What storage holds for (row, positions int64 [E])."""
+    """What storage holds for (row, positions [E])."""
     return [_read(plan, row, positions) for row, positions in batch]
 
 
-def resolve(box: Box, positions: Positions) -> tuple[Selector, Positions]:
+def resolve(box: Box, positions: Positions) -> tuple[Selector, Indices]:
     """Which of ``positions`` [E] lie in ``box``, and the offset int64 [F] of each of them.
 
     ``box`` is in normal form. Positions ascend; if they do not, some are missed, but no offset is wrong.
     """
     low, high = np.searchsorted(positions, (box.src_offset, box.src_last + 1))
-    near = positions[low:high] - box.src_offset
+    near = positions[low:high].astype(np.int64) - box.src_offset
     if len(box.shape) == 1 and box.src_strides[0] == 1 and _all_within(near, box.shape[0]):
         return slice(int(low), int(high)), near * box.dst_strides[0] + box.dst_offset
     inside = near >= 0
@@ -49,7 +50,7 @@ def resolve(box: Box, positions: Positions) -> tuple[Selector, Positions]:
     return np.flatnonzero(inside) + int(low), offsets[inside]
 
 
-def _all_within(near: Positions, size: int) -> bool:
+def _all_within(near: Indices, size: int) -> bool:
     return near.size == 0 or (int(near.min()) >= 0 and int(near.max()) < size)
 
 

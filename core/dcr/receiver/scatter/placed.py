@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dcr.codec import Item
+from dcr.codec import Item, Positions
 from dcr.model import Bits, Encoding, TensorSpec, width_bytes
 from dcr.receiver.casts import cast_back, cast_bits
 from dcr.receiver.landing import Landing
-from dcr.receiver.scatter.batch import ACTIONS, Entries, Positions, Readback
+from dcr.receiver.scatter.batch import ACTIONS, Entries, Readback
 from dcr.receiver.scatter.engine import Engine
 from dcr.receiver.scatter.numpy_engine import merge
 from dcr.receiver.scatter.plan import Plan, Route, Stores, compile_plan
@@ -47,7 +47,7 @@ class PlacedTensors:
             action = ACTIONS[item.encoding]
             for row in self.rows[item.name]:
                 values = item.values if row.cast is None else _cast(item, row.cast)
-                batch.append(Entries(row.number, action, item.locations, values))
+                batch.append(Entries(row.number, action, item.positions, values))
         engine.scatter(self.plan, batch)
 
     def plain(self, name: str) -> bool:
@@ -56,7 +56,7 @@ class PlacedTensors:
         return len(rows) == 1 and rows[0].cast is None
 
     def read(self, wanted: Sequence[tuple[str, Positions]], engine: Engine) -> list[Readback]:
-        """Canonical bits at positions int64 [E], ascending, of each name."""
+        """Canonical bits at positions [E], ascending, of each name."""
         batch = [(row.number, at) for name, at in wanted for row in self.rows[name]]
         answers = iter(engine.read(self.plan, batch))
         return [self._canonical(name, [next(answers) for _ in self.rows[name]]) for name, _ in wanted]

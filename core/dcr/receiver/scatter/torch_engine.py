@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dcr.codec import Positions
 from dcr.receiver.lanes import LANES
-from dcr.receiver.scatter.batch import Action, Entries, Positions, Readback, of_width
+from dcr.receiver.scatter.batch import Action, Entries, Indices, Readback, of_width
 from dcr.receiver.scatter.numpy_engine import Selector, merge, resolve
 from dcr.receiver.scatter.plan import Plan
 
@@ -33,7 +34,7 @@ class _Piece:
     width: int
     action: Action
     at: Selector
-    offsets: Positions
+    offsets: Indices
 
 
 def scatter(plan: Plan, batch: Sequence[Entries]) -> list[int]:
@@ -55,7 +56,7 @@ def scatter(plan: Plan, batch: Sequence[Entries]) -> list[int]:
 
 
 def read(plan: Plan, batch: Sequence[tuple[int, Positions]]) -> list[Readback]:
-    """What storage holds for (row, positions int64 [E])."""
+    """What storage holds for (row, positions [E])."""
     pieces = [p for i, (row, at) in enumerate(batch) for p in _pieces(plan, i, row, Action.READ, at)]
     found = [np.zeros(at.shape, dtype=of_width(int(plan.widths[row]))) for row, at in batch]
     held = [np.zeros(at.shape, dtype=bool) for _, at in batch]

@@ -17,20 +17,19 @@ _HALF = ir.Constant(_LONGS, [0xFFFFFFFF] * _LANES)
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def inside(typing_context: Any, address: Any, rows: Any) -> Any:
+def inside(typing_context: Any, address: Any, rows: Any, like: Any) -> Any:
     """Bits 0 to 7, lane by lane: whether a position lies in a box of rows of neighbours.
 
-    ``address`` uint64 is that of the first of eight positions int64. ``rows`` are six of uint64: where the
-    box begins, ``inverse`` and ``shift`` (x // pitch is x * inverse >> shift, for x below 2^31), how far rows
-    are apart, how many elements of each belong to it, and how many rows.
+    ``address`` uint64 is that of the first of eight positions of the type of ``like``, int32 or int64.
+    ``rows`` are six of uint64: where the box begins, ``inverse`` and ``shift`` (x // pitch is
+    x * inverse >> shift, for x below 2^31), how far rows are apart, how many elements of each belong to it,
+    and how many rows.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers = (builder.extract_value(args[1], number) for number in range(6))
         first, inverse, shift, pitch, size, num_rows = (_all(builder, number) for number in numbers)
-        loaded = builder.load(builder.inttoptr(args[0], _LONGS.as_pointer()))
-        loaded.align = 8
-        at = builder.sub(loaded, first)
+        at = builder.sub(_loaded(builder, args[0], like.dtype.bitwidth), first)
         row = builder.lshr(builder.mul(builder.and_(at, _HALF), inverse), shift)
         column = builder.sub(at, builder.mul(builder.and_(row, _HALF), pitch))
         in_row, is_row = (
@@ -38,7 +37,15 @@ def inside(typing_context: Any, address: Any, rows: Any) -> Any:
         )  # fmt: skip
         return builder.zext(builder.bitcast(builder.and_(in_row, is_row), _BYTE), _LONG)
 
-    return types.uint64(types.uint64, types.UniTuple(types.uint64, 6)), generate
+    return types.uint64(types.uint64, types.UniTuple(types.uint64, 6), like), generate
+
+
+def _loaded(builder: Any, address: Any, bits: int) -> Any:
+    """Eight signed numbers of so many bits, widened to 64."""
+    lanes = ir.VectorType(ir.IntType(bits), _LANES)
+    loaded = builder.load(builder.inttoptr(address, lanes.as_pointer()))
+    loaded.align = bits // 8
+    return loaded if lanes == _LONGS else builder.sext(loaded, _LONGS)
 
 
 def _all(builder: Any, value: Any) -> Any:

@@ -42,9 +42,10 @@ def _steps(spot: Any) -> Any:
 @kept
 def _found(positions: Any, start: Any, rows: Any) -> Any:
     """Which of the 64 positions from ``start`` lie inside, as bits."""
-    address, bits = _U(positions.ctypes.data) + start * _U(8), _U(0)
+    width, bits = _U(positions.itemsize), _U(0)
+    address = _U(positions.ctypes.data) + start * width
     for lane in range(_U(0), _U(GROUP), _U(8)):
-        bits |= inside(address + lane * _U(8), rows) << lane
+        bits |= inside(address + lane * width, rows, positions) << lane
     return bits
 
 
