@@ -154,6 +154,8 @@ class _Judge:
         if name in self._overlaps.clashes:
             return "its own writes overlap with different contents, so their order counts"
         trace = self._traces[name]
+        if trace.takes_numbers and all(write.kind is not Kind.SCALAR for write in trace.writes):
+            return "the loader makes a Python number of it, which it may keep where nobody sees"
         hookable = not trace.reads_values and _hookable(trace, width_bytes(spec.dtype))
         return "" if hookable else found.unmapped
 

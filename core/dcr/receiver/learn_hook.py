@@ -163,6 +163,8 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
     def _read_number(self, tensor: torch.Tensor, made: Made) -> Any:
         """A number out of the scratch; without contents it is 3 or True, and the tensor is tried again."""
         self._read_values(made)
+        for name in made.names if tensor.dtype is not torch.bool else ():
+            self.traces[name].takes_numbers = True
         if tensor.device.type == "meta":
             number = torch.ones((), dtype=tensor.dtype).mul_(3).item()
         else:

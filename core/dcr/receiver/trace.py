@@ -103,13 +103,15 @@ class Trace:
 
     ``expected``: host tensors of CONSTANT writes, in their order. ``reads``: resident bytes that were
     looked at. ``reads_values``: the loader may have decided by the tensor's values; ``undecided`` says that
-    it did. ``refusal``: what no method can repeat. ``error``: what the loader raised.
+    it did. ``takes_numbers``: it made Python numbers of them. ``refusal``: what no method can repeat.
+    ``error``: what the loader raised.
     """
 
     writes: list[Write] = field(default_factory=list)
     expected: list[torch.Tensor] = field(default_factory=list, compare=False)
     reads: set[Extent] = field(default_factory=set)
     reads_values: bool = False
+    takes_numbers: bool = False
     undecided: str = ""
     refusal: str = ""
     error: str = ""

@@ -152,6 +152,11 @@ def _number_times_two(r: TortureRuntime, w: torch.Tensor) -> None:
     r["single"].fill_(w.item() * 2)
 
 
+def _number_kept(r: TortureRuntime, w: torch.Tensor) -> None:
+    r["single"].copy_(w)
+    r.state["number"] = w.item()
+
+
 def _rebinds(r: TortureRuntime, w: torch.Tensor) -> None:
     r.tensors["target"].data = w.clone()
 
@@ -278,6 +283,8 @@ WHOLE = [
     Pattern("repeated_twice", _repeated_twice, _WHOLE, resident=zeros(wide=(300, 8))),
     Pattern("chooses_layout", _chooses_layout, _WHOLE),
     Pattern("number_times_two", _number_times_two, _WHOLE, resident=_single, specs=named("w", shape=(1,))),
+    Pattern("number_kept", _number_kept, _WHOLE, resident=_single, specs=named("w", shape=(1,))),
+    Pattern("largest_kept", lambda r, w: [r["target"].copy_(w), w.float().abs().max().item()], _WHOLE),
     Pattern("concatenates", None, _WHOLE, load=loads.concatenates,
             resident=zeros(joined=(24, 8), target=(0, 8)), specs=named("w", "k", "v")),
     Pattern("derives_cache", _copy(lambda w: w), _WHOLE, load=loads.derives_cache,
