@@ -25,6 +25,9 @@ class Event:
     cpu_ns: int = 0
 
 
+ANCHOR = "owner.anchor"
+"""A rank writes the planes of a version that is committed: what it does then is part of no transition."""
+
 Listener = Callable[[Event], None]
 _listeners: list[Listener] = []
 _silence = threading.local()

@@ -44,6 +44,7 @@ def test_a_run_from_creation_over_restarts_to_its_third_version(run: SmallRun) -
     assert report.manifest.parent == (GENESIS, first.manifest)
     again = run.service.transition(1, 0)
     assert (again.record, again.acks, again.manifest) == (report.record, (), report.manifest)
+    assert again.num_attempts == 0, "it was found, and nobody knows any more after how many"
     run.service = run.new_service()
     assert run.service.open_run(resume=True) == report.record
     run.present()

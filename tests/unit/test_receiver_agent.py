@@ -196,6 +196,25 @@ def test_masks_on_a_retry_fail_it_untouched(site: Site) -> None:
         site.agent.finish(second, site.manifest(second, refs, overwrite_only=True))
 
 
+@pytest.mark.parametrize("end", ["stopped", "replaced"])
+def test_an_attempt_that_ends_while_requests_drain_tears_nothing(
+    site: Site, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = tau(1, 2)
+    site.agent.fence(attempt, site.records[0])
+    shut, fences = site.gate.close, site.agent._fences
+
+    def close(_: object) -> None:
+        shut()
+        fences.stop(attempt) if end == "stopped" else fences.obey(tau(1, 3))
+
+    monkeypatch.setattr(type(site.gate), "close", close)
+    with pytest.raises(AttemptFailed if end == "stopped" else Conflict):
+        site.agent.open_apply(attempt, site.records[0])
+    assert site.agent.report().state is ReceiverState.CLEAN
+    assert site.served() is None, "the gate waits for the next attempt, or for the end of the transition"
+
+
 def test_open_apply_is_idempotent_and_needs_the_right_base(site: Site) -> None:
     attempt, refs = opened(site, 1, 2)
     site.agent.pump()

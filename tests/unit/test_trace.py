@@ -256,6 +256,21 @@ def test_seconds_are_of_the_slowest_process_and_count_nothing_twice() -> None:
     assert found["load"] == found["restore"] == 0.0
 
 
+def test_what_an_anchor_does_is_part_of_no_other_stage() -> None:
+    lives = [
+        _life(
+            "owner-0",
+            _span("owner.encode", 0, 4), _span("owner.send", 4, 5),
+            _span("owner.anchor", 10, 30), _span("owner.encode", 11, 20), _span("owner.send", 20, 29),
+            _span("owner.send", 31, 33),
+        )
+    ]  # fmt: skip
+    found = stage_seconds(lives)
+    assert found["anchor"] == pytest.approx(0.020)
+    assert found["encode"] == pytest.approx(0.004)
+    assert found["send"] == pytest.approx(0.003)
+
+
 def test_a_stage_clock_counts_what_came_since_it_was_asked(tmp_path: Path) -> None:
     path = tmp_path / "owner-0-1.jsonl"
     path.write_text(header_line(Header("owner-0", 1, 1, "b", 0, 0)) + span_line(_span("owner.send", 0, 9)))

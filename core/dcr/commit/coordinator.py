@@ -65,11 +65,12 @@ LOOK_AGAIN_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The record names our attempt, for certain. ``members`` are to serve it."""
+    """The record names our attempt, for certain. ``members`` are to serve it. ``found``: it did before."""
 
     record: CommitRecord
     members: tuple[str, ...]
     acks: tuple[ApplyAck, ...] = ()
+    found: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def transition(context: Context, request: Request) -> Script[Outcome]:
             continue
         context.book.note(committed.members, {})
         pauses = yield from complete(context, committed.record, committed.members)
-        return Outcome(committed.record, committed.acks, num_attempts, pauses)
+        return Outcome(committed.record, committed.acks, 0 if committed.found else num_attempts, pauses)
     raise (yield from give_up(context, request, last))
 
 
@@ -116,7 +117,7 @@ def attempt_once(context: Context, request: Request, how: Manner) -> Script[Comm
     reports = yield from collect(context, request)
     state = yield from read_state(context)
     if committed_already(request, state.record, reports):
-        return Committed(state.record, state.members)
+        return Committed(state.record, state.members, found=True)
     check_parent(request, state.record)
     check_not_ahead(reports, state.record)
     behind = lagging(context.owners, reports, state.record)

@@ -201,6 +201,8 @@ class ReceiverAgent:
             listed = None if manifest is None else self._stager.manifest(record, attempt, manifest)
             source = self._open_staged(listed)
             self._held.shut_gate()
+            self._fences.check_current(attempt)  # requests in flight may have taken longer than it lived
+            self._fences.check_not_stopped(attempt)
             self._held.standing, self._ack = torn, None
             self._held.session = Session(
                 self._applier,

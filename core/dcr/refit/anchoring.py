@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from dcr import observe
 from dcr.config import ChainConfig
 from dcr.errors import AttemptFailed, Conflict, IntegrityError, MissingObject, PayloadError, StoreError
 from dcr.model import Catalogue, CommitRecord, Manifest, OwnerClose, from_json
@@ -71,7 +72,8 @@ class Anchorer:
             if not self._is_due(record):
                 return False
             started = self._clock()
-            planes.publish_planes(record, PlanesOutlet(self._site.store, self._site.run))
+            with observe.span(observe.ANCHOR, version=record.version):
+                planes.publish_planes(record, PlanesOutlet(self._site.store, self._site.run))
             if self._rank == 0:
                 self._link(record, self._clock() - started)
         except (AttemptFailed, Conflict, IntegrityError, PayloadError, StoreError) as err:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dcr.commit.context import TransitionReport
 from dcr.commit.remote import LOOK_AGAIN_S, Party
-from dcr.errors import ConfigError, Conflict, MissingObject, OutcomeUnknown, Unreachable
+from dcr.errors import ConfigError, Conflict, MissingObject, OutcomeUnknown, StoreError, Unreachable
 from dcr.model import Catalogue, CommitRecord, Manifest, OwnerClose, from_json
 from dcr.transport.base import Archive
 
@@ -53,9 +53,11 @@ class Asker:
         Raises:
             Conflict: another version is committed.
             AttemptFailed: the transition was given up.
-            Unreachable, OutcomeUnknown: no answer within ``patience_s``.
+            Unreachable, OutcomeUnknown: no answer within ``patience_s``, or for ``fence_deadline_s`` nothing
+                but errors of the store, in which parties find one another.
         """
         end = time.monotonic() + patience_s
+        store_end: float | None = None
         while True:
             left_s = max(end - time.monotonic(), _LEAST_S)
             try:
@@ -66,6 +68,11 @@ class Asker:
             except (Unreachable, OutcomeUnknown):
                 if time.monotonic() > end:
                     raise
+                store_end = None
+            except StoreError as err:
+                store_end = store_end or time.monotonic() + self.coordinator.config.fence_deadline_s
+                if time.monotonic() > store_end:
+                    raise Unreachable(f"step {step}: the coordinator cannot be asked: {err}") from err
             time.sleep(LOOK_AGAIN_S)
 
     def _transition(self, step: int, parent_version: int, deadline_s: float) -> TransitionReport:

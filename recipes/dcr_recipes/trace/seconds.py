@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dcr.observe import ANCHOR
 from dcr_recipes.trace.accounting import Accounting, account
 from dcr_recipes.trace.files import Life, Span, Tail
 
@@ -22,10 +23,14 @@ STAGES: Mapping[str, str] = {
     "audit": "receiver.audit",
     "commit": "coordinator.commit",
     "fold_in": "owner.fold_in",
+    "anchor": ANCHOR,
     "restore": "receiver.restore",
     "load": "runtime.load_dense",
 }
-"""Column -> stage. ``audit`` is of all resident bits; ``load`` is a dense refit, ``restore`` a recovery."""
+"""Column -> stage. ``audit`` is of all resident bits; ``load`` is a dense refit, ``restore`` a recovery.
+
+What a process does while it writes an ``anchor`` counts for nothing else.
+"""
 
 _WITHOUT = {"owner.encode": "owner.compress"}
 """Stages that are counted without another one that runs inside them."""
@@ -49,9 +54,12 @@ def stage_seconds(lives: Sequence[Life]) -> dict[str, float]:
 
 def _totals(spans: Sequence[Span]) -> dict[str, int]:
     folds = [span for span in spans if span.name == _FOLD_IN]
+    anchors = [span for span in spans if span.name == ANCHOR]
     totals: dict[str, int] = defaultdict(int)
     for span in spans:
         if span.name in _COUNTED_APART and any(_inside(span, fold) for fold in folds):
+            continue
+        if span.name != ANCHOR and any(_during(span, anchor) for anchor in anchors):
             continue
         totals[span.name] += span.end_ns - span.start_ns
     for outer, inner in _WITHOUT.items():
@@ -60,7 +68,11 @@ def _totals(spans: Sequence[Span]) -> dict[str, int]:
 
 
 def _inside(span: Span, outer: Span) -> bool:
-    return span.thread == outer.thread and outer.start_ns <= span.start_ns and span.end_ns <= outer.end_ns
+    return span.thread == outer.thread and _during(span, outer)
+
+
+def _during(span: Span, outer: Span) -> bool:
+    return outer.start_ns <= span.start_ns and span.end_ns <= outer.end_ns
 
 
 class StageClock:

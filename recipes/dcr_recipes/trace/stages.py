@@ -6,6 +6,8 @@ left out: a run of a real model would have millions.
 
 from collections.abc import Mapping
 
+from dcr.observe import ANCHOR
+
 TRACKS: Mapping[str, str] = {
     "process.join": "start-up",
     "process.build": "start-up",
@@ -27,6 +29,7 @@ TRACKS: Mapping[str, str] = {
     "owner.send": "sending",
     "owner.close": "close",
     "owner.fold_in": "fold-in",
+    ANCHOR: "anchor",
     "coordinator.prepare": "prepare",
     "coordinator.restore": "restore",
     "coordinator.mark_opened": "mark opened",
@@ -60,7 +63,7 @@ TRACK_ORDER: tuple[str, ...] = (
     "prepare", "restore", "mark opened", "open apply", "pause", "stage", "construct",
     "construction", "residual conversion", "comparison", "projection", "encoding", "compression", "sending",
     "close", "fetch", "host staging", "decode", "staging", "apply", "finish", "checks", "dense load",
-    "commit", "fold-in", "settle",
+    "commit", "fold-in", "settle", "anchor",
 )  # fmt: skip
 """Tracks from top to bottom, which is the order in which a transition passes them."""
 
