@@ -1,6 +1,8 @@
 """A receiver some versions behind takes one composed delta; what it holds is proven, never believed."""
 
+import gc
 import logging
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,13 +14,14 @@ import torch
 from tests.unit.receiver_sites import tau
 
 from dcr import observe
-from dcr.codec import decode_payload, encode_payload
+from dcr.codec import Payload, decode_payload, encode_payload
 from dcr.errors import AttemptFailed
 from dcr.model import CommitRecord, Encoding, ReceiverState
 from dcr.receiver.agent import ReceiverAgent
 from dcr.receiver.apply import Applier
 from dcr.receiver.catch_up import CatchUpPolicy
 from dcr.receiver.methods import MethodName
+from dcr.receiver.writer import ApplyStats
 from dcr.testing.deltas import changed_version, random_version
 from dcr.testing.history import History
 from dcr.testing.native_loader_suite import dense_load, storage_bytes
@@ -167,6 +170,24 @@ def test_in_parts_where_memory_is_short(shared: History) -> None:
     runtime.admit(shared.records[3])
     assert len(runtime.admit(shared.records[6])) == 1
     assert runtime.holds(6)
+
+
+def test_nothing_of_it_stays_in_memory(shared: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be as large as a good part of the model, and the next attempt is minutes away."""
+    arrays: list[weakref.ref[Any]] = []
+    apply = Applier.apply
+
+    def watched(self: Applier, payload: Payload, **how: Any) -> ApplyStats:
+        arrays.extend(weakref.ref(item.positions) for item in payload.items)
+        return apply(self, payload, **how)
+
+    runtime = Runtime(shared)
+    runtime.admit(shared.records[3])
+    monkeypatch.setattr(Applier, "apply", watched)
+    runtime.admit(shared.records[6])
+    gc.collect()
+    assert len(arrays) > 1
+    assert [array for array in arrays if array() is not None] == []
 
 
 def test_ranks_elsewhere_find_it_in_the_store_and_nothing_is_left(shared: History) -> None:

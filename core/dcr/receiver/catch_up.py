@@ -136,15 +136,16 @@ class CatchUp:
 
     def _apply(self, step: "_Step", cancelled: Cancelled) -> None:
         sequence = 0
+        self._writer.begin(clean=True)
         for names in self._groups(step.classes):
             passes = composed(self._archive, step.manifests, self._catalogue, names, step.keep)
             for items in self._takeable(step, passes):
                 payload = _payload(step.record, self._catalogue, step.held, sequence, items)
                 sequence += 1
                 with self._policy.lend(payload) as lent:
-                    self._writer.begin(clean=True)
                     self._writer.apply(lent, allow_xor=True, cancelled=cancelled)
                     self._writer.synchronize()
+                self._writer.begin(clean=True)  # lets go of it: what comes out of all is proven whole
 
     def _groups(self, classes: Classification) -> Iterator[list[str]]:
         """Names that some rank holds, so many at a time as may be composed at once."""
