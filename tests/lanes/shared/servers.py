@@ -39,9 +39,13 @@ def running(
             process.wait()
 
 
+_PATIENCE_S = 180
+"""Longer than a call that nobody answers (``commit.fence_deadline_s``): a server may leave before one."""
+
+
 def until(holds: Callable[[], bool]) -> None:
-    """Return when it does. Raises AssertionError after a minute."""
-    end = time.monotonic() + 60
+    """Return when it does. Raises AssertionError after ``_PATIENCE_S``."""
+    end = time.monotonic() + _PATIENCE_S
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.1)

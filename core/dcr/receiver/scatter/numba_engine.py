@@ -60,7 +60,7 @@ def records_of(
 
 
 def read(plan: Plan, batch: Sequence[tuple[int, Positions]], *, least: int = LEAST) -> list[Readback]:
-    """What storage holds for (row, positions int64 [E])."""
+    """What storage holds for (row, positions [E])."""
     found: list[Readback] = []
     for widths, group in groupby(batch, key=lambda entry: (int(plan.widths[entry[0]]), entry[1].itemsize)):
         part = list(group)
