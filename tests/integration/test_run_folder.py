@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dcr.observe import ANCHOR
 from dcr_recipes.layout import RunFolder
 from dcr_recipes.trace.check import check_file
 from dcr_recipes.trace.seconds import STAGES
@@ -30,8 +31,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, str]:
     return folder, done.stdout
 
 
-ELSEWHERE = {"coordinator.stage", "coordinator.staged", "receiver.hold", "owner.residual"}
-"""Stages of asynchronous mode, and of trainers with residual tensors."""
+ELSEWHERE = {"coordinator.stage", "coordinator.staged", "receiver.hold", "owner.residual", ANCHOR}
+"""Stages of asynchronous mode, of trainers with residual tensors, and of runs with later anchors."""
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -59,7 +60,8 @@ def test_rows_tell_seconds_by_stage_and_the_entropy_bound(run: tuple[RunFolder, 
     for row in rows:
         assert all(isinstance(value, int | float | str) for value in row.values())
         times = {stage: row[f"refit/{stage}_s"] for stage in STAGES}
-        for stage in set(STAGES) - {"restore", "load", "audit"}:
+        assert times["anchor"] == 0.0
+        for stage in set(STAGES) - {"restore", "load", "audit", "anchor"}:
             assert 0 < times[stage] < row["refit/seconds"], stage
         assert (times["audit"] > 0) == (row["refit/attempts"] > 1), (
             "a repair is audited whole, nothing else is"

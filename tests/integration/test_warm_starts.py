@@ -175,7 +175,7 @@ def test_processes_outlive_the_warm_one_and_the_next_start_from_nothing(
         assert again["ppid"] == os.getpid()
         assert again["pid"] != told[0]["pid"]
         assert supervisor.pids() == {"a": again["pid"], "b": told[1]["pid"]}
-        assert _state(told[1]["pid"]) == "S"
+        _until(lambda: _state(told[1]["pid"]) == "S")
     (record,) = caplog.records
     assert "was killed by SIGKILL" in record.message
     assert str(tmp_path / "warm-0.log") in record.message
@@ -251,7 +251,7 @@ def test_nothing_outlives_a_killed_driver(tmp_path: Path, when: str) -> None:
         told = [tmp_path / f"{name}.1" for name in "ab"] if when == "serving" else []
         _until(lambda: all(path.exists() for path in told))
         pids = [json.loads(path.read_text())["pid"] for path in told]
-        assert all(_state(pid) == "S" for pid in pids)
+        _until(lambda: all(_state(pid) == "S" for pid in pids))
     finally:
         driver.kill()
         driver.wait()

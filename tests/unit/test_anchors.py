@@ -203,7 +203,10 @@ def test_a_rank_that_fails_costs_the_anchor_and_nothing_else(
         assert not zero.after_commit(made.records[2], Owner(made, 0))
     assert "version 2 gets no anchor: rank 1 has not written its planes in time" in caplog.text
     assert made.archive.retained().anchors == ()
-    assert one.after_commit(made.records[3], Owner(made, 1))
+    seen: list[str] = []
+    with observe.listening(lambda event: seen.append(event.name)):
+        assert one.after_commit(made.records[3], Owner(made, 1))
+    assert seen.count(observe.ANCHOR) == 1
     assert zero.after_commit(made.records[3], Owner(made, 0))
 
 
