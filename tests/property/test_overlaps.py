@@ -44,7 +44,7 @@ def _regions(found: list[tuple[str, Write]]) -> list[Region]:
             boxes = tuple(landing.box for landing in landings_of(write, torch.bfloat16))
         except ConfigError:
             continue
-        regions.append(Region(name, ord(name), order, write, boxes))
+        regions.append(Region(name, ord(name), order, write, write.extent, boxes))
     return regions
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dcr.receiver.modules import resident_of
+from dcr.receiver.modules import modules_of, resident_of
 
 
 class _Shared(nn.Module):
@@ -11,6 +11,9 @@ class _Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        below = nn.Linear(2, 2)
+        self.holder = nn.Sequential(nn.Sequential(below))
+        self.below = below
         self.embed = nn.Embedding(4, 3)
         self.layers = nn.ModuleList([nn.Sequential(nn.Linear(3, 3, bias=False), nn.BatchNorm1d(3))] * 2)
         self.inner = nn.Sequential(nn.Linear(3, 4), self.layers[0])
@@ -32,6 +35,13 @@ def test_names_order_and_tensors_are_torchs_own() -> None:
     found = resident_of(model)
     assert list(found) == list(expected)
     assert all(found[name] is tensor for name, tensor in expected.items())
+
+
+def test_modules_are_torchs_own() -> None:
+    """A module that is reached twice has the name under which it comes first in depth."""
+    model = _Shared()
+    expected = [(f"{name}." if name else "", module) for name, module in model.named_modules()]
+    assert list(modules_of(model)) == expected
 
 
 def test_a_rebound_parameter_is_found() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from dcr.receiver.modules import modules_of
+
 _DENSE = "use dense refits for this engine"
 _VIEWS = "SGLANG_MOE_COPY_WEIGHT_VIEWS_BEFORE_H2D"
 
@@ -48,14 +50,16 @@ def this_engine() -> Engine:
 def refusals(model: nn.Module, engine: Engine) -> dict[str, str]:
     """Resident name or setting -> reason and remedy, empty if every weight stays as its loader left it."""
     found = _of_engine(engine)
-    for prefix, module in model.named_modules():
-        own = list(module.named_parameters(prefix, recurse=False))
+    for prefix, module in modules_of(model):
+        own = [(name, parameter) for name, parameter in module._parameters.items() if parameter is not None]
         reason = _of_module(module, engine) if own else ""
         for name, parameter in own:
             if parameter.is_meta:
-                found[name] = "it is on the meta device: a load layer by layer is under way; wait for it"
+                found[prefix + name] = (
+                    "it is on the meta device: a load layer by layer is under way; wait for it"
+                )
             elif reason:
-                found[name] = reason
+                found[prefix + name] = reason
     if hasattr(model, "post_load_weights"):
         found[type(model).__name__] = f"the model derives weights after loading (post_load_weights); {_DENSE}"
     if kept := _kept_splits(model):

@@ -5,32 +5,37 @@ engine's configuration alone tells is in ``settings``. Whatever is overlooked he
 gate, which reads every tensor back.
 """
 
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from torch import nn
 
+from dcr.receiver.modules import modules_of
 from dcr_adapters.vllm import keep_unpacked, settings
 
 _DENSE = "use dense refits for this engine"
+_AMX = "is_amx_bmm_enabled"
+_AITER = ("is_aiter_triton_fp4_bmm_enabled", "is_aiter_triton_fp8_bmm_enabled")
 _IN_PLACE = frozenset({"TRITON", "BATCHED_TRITON", "CPU"})
 """Expert backends, by the names of vLLM's enumeration, that compute from parameters as they were loaded."""
 
 
 def refusals(model: nn.Module, config: Any = None) -> dict[str, str]:
-    """Resident name or setting -> reason and remedy, empty if every weight stays as its loader left it.
+    """Resident name, layer or setting -> reason and remedy, empty if all stays as loaded.
 
     ``config`` is the engine's.
     """
     found = settings.refused(config)
-    for prefix, module in model.named_modules():
-        own = list(module.named_parameters(prefix, recurse=False))
+    for prefix, module in modules_of(model):
+        own = [(name, parameter) for name, parameter in module._parameters.items() if parameter is not None]
         reason = _of_module(module) if own else ""
         for name, parameter in own:
             if parameter.is_meta:
-                found[name] = "a layerwise reload is in progress; wait until vLLM has finished it"
+                found[prefix + name] = "a layerwise reload is in progress; wait until vLLM has finished it"
             elif reason:
-                found[name] = reason
+                found[prefix + name] = reason
+        if absorbed := _absorbed(module):
+            found[prefix.rstrip(".")] = absorbed
     if hasattr(model, "process_weights_after_loading"):
         found[type(model).__name__] = (
             f"the model derives weights after loading, and not layer by layer; {_DENSE}"
@@ -39,25 +44,22 @@ def refusals(model: nn.Module, config: Any = None) -> dict[str, str]:
 
 
 def _of_module(module: nn.Module) -> str:
-    method = getattr(module, "quant_method", None)
-    checks = (_quantized(method), _experts(module, method), _packed(module), _absorbed(module))
+    method: object = getattr(module, "quant_method", None)
+    quantized = _quantized(type(method))  # type: ignore[arg-type]  # mypy holds that a class has no hash
+    checks = (quantized, _experts(module, method), _packed(module))
     return next((reason for reason in checks if reason), "")
 
 
-def _classes(value: object) -> Iterator[str]:
-    return (kind.__name__ for kind in type(value).__mro__)
-
-
-def _quantized(method: object) -> str:
+@cache
+def _quantized(method: type) -> str:
+    """Of the class of a layer's method."""
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-    if not isinstance(method, QuantizeMethodBase) or any(
-        n.startswith("Unquantized") for n in _classes(method)
-    ):
+    plain = any(kind.__name__.startswith("Unquantized") for kind in method.__mro__)
+    if plain or not issubclass(method, QuantizeMethodBase):
         return ""
     return (
-        f"{type(method).__name__} stores other bits than the checkpoint; "
-        f"serve the model unquantized, or {_DENSE}"
+        f"{method.__name__} stores other bits than the checkpoint; serve the model unquantized, or {_DENSE}"
     )
 
 
@@ -93,12 +95,9 @@ def _not_kept(what: str) -> str:
 
 
 def _absorbed(module: nn.Module) -> str:
-    amx, quantized = (
-        "is_amx_bmm_enabled",
-        ("is_aiter_triton_fp4_bmm_enabled", "is_aiter_triton_fp8_bmm_enabled"),
-    )
-    if getattr(module, amx, False):
+    own = module.__dict__  # where flags are: torch's __getattr__ is slow to say that there is none
+    if own.get(_AMX):
         return f"attention keeps only a packed form of this projection (AMX); {_DENSE}"
-    if any(getattr(module, flag, False) for flag in quantized):
+    if any(own.get(flag) for flag in _AITER):
         return f"attention keeps a quantized product of this projection; {_DENSE}"
     return ""

@@ -36,10 +36,12 @@ class Box:
     def __post_init__(self) -> None:
         if not len(self.shape) == len(self.src_strides) == len(self.dst_strides):
             raise ConfigError(f"box {self}: shape, src_strides and dst_strides differ in length")
-        if min((0, *self.shape)) < 0 or self.src_offset < 0 or self.dst_offset < 0:
+        if (self.shape and min(self.shape) < 0) or self.src_offset < 0 or self.dst_offset < 0:
             raise ConfigError(f"box {self}: shape and offsets must not be negative")
+        if 0 in self.shape:
+            return
         for side, strides in (("src", self.src_strides), ("dst", self.dst_strides)):
-            if self.size and not nests(self.shape, strides):
+            if not nests(self.shape, strides):
                 raise ConfigError(
                     f"box {self}: {side}_strides overlap themselves; split it into smaller boxes"
                 )

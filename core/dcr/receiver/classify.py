@@ -53,7 +53,7 @@ def classify(
     learned = {name for name, path in paths.items() if path.method is Method.LEARNED}
     hooked = {n for n, path in paths.items() if path.method is Method.HOOK or (keep_copies and n in learned)}
     refusals = {
-        **unreached(loader.resident(), regions, storages),
+        **unreached(regions, storages),
         **_outside(traces[""]),
         **_entangled(storages),
         **judge.known_refusals,
@@ -86,10 +86,11 @@ def _find(name: str, root: int, trace: Trace, specs: dict[str, TensorSpec]) -> _
                 found.unmapped = found.unmapped or str(err)
         try:
             boxes = _boxes(placed) or targets_of(write)
-            regions.append(Region(name, root, order, write, boxes, placed=bool(placed)))
+            regions.append(Region(name, root, order, write, write.extent, boxes, placed=bool(placed)))
         except ConfigError as err:
             trace.refuse(f"a destination of it names one element twice: {err}")
-    found.landings, found.regions = tuple(dict.fromkeys(landings)), tuple(regions)
+    found.landings = tuple(dict.fromkeys(landings)) if len(landings) > 1 else tuple(landings)
+    found.regions = tuple(regions)
     return found
 
 
@@ -98,7 +99,7 @@ def _boxes(landings: tuple[Landing, ...]) -> tuple[Box, ...]:
 
 
 class _Judge:
-    """Decides one tensor after another; equal answers are one object, layers being alike."""
+    """Decides one tensor after another; equal answers of LEARNED are one object, layers being alike."""
 
     def __init__(
         self, loader: NativeLoader, traces: Traces, links: Links, overlaps: Overlaps, storages: Storages
@@ -109,14 +110,10 @@ class _Judge:
         self._links = links
         self._overlaps = overlaps
         self._storages = storages
-        self._known: dict[RankPath, RankPath] = {}
+        self._learned: dict[tuple[bool, Cover], RankPath] = {}
 
     def path(self, spec: TensorSpec, name: str, found: _Found) -> RankPath:
         """How ``name`` reaches this rank, or why it does not."""
-        path = self._path(spec, name, found)
-        return self._known.setdefault(path, path)
-
-    def _path(self, spec: TensorSpec, name: str, found: _Found) -> RankPath:
         skipped = self._loader.skips(name)
         reaches = name in self._links.reasons or any(
             region.write.kind is not Kind.CONSTANT for region in found.regions
@@ -131,7 +128,10 @@ class _Judge:
             return RankPath(PathClass.OVERWRITE, Method.HOOK, found.unmapped, cover=_sources(found))
         cover = cover_of(found.landings)
         exact = self._exact(name, found)
-        return RankPath(PathClass.XOR if exact else PathClass.OVERWRITE, Method.LEARNED, cover=cover)
+        if (path := self._learned.get((exact, cover))) is None:
+            kind = PathClass.XOR if exact else PathClass.OVERWRITE
+            path = self._learned[exact, cover] = RankPath(kind, Method.LEARNED, cover=cover)
+        return path
 
     def _refusal(self, name: str, found: _Found, *, skipped: bool, reaches: bool) -> str:
         trace = self._traces[name]

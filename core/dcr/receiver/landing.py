@@ -7,6 +7,7 @@ replica) has several landings.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from dcr.errors import ConfigError
 from dcr.indexmap import Box, boxes_from_pairs
-from dcr.indexmap.box import nests
+from dcr.indexmap.box import Dim, nests
 from dcr.indexmap.map import row_major
 from dcr.receiver.rank import Cover
 from dcr.receiver.trace import Kind, Source, Write
@@ -85,16 +86,23 @@ def boxes_of(
     return tuple(_box(kept, src_offset, start) for start in starts)
 
 
-def _box(dims: list[tuple[int, int, int]], src_offset: int, dst_offset: int) -> Box:
+def _box(dims: list[Dim], src_offset: int, dst_offset: int) -> Box:
     """The normal form of a box: dimensions by descending source stride, merged."""
-    merged: list[tuple[int, int, int]] = []
-    for size, src, dst in sorted(dims, key=lambda dim: -dim[1]) if len(dims) > 1 else dims:
+    shape, src_strides, dst_strides = _merged(tuple(dims))
+    return Box(shape, src_offset, src_strides, dst_offset, dst_strides)
+
+
+@lru_cache(maxsize=4096)
+def _merged(dims: tuple[Dim, ...]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides in normal form. Layers and experts are alike, so the answer is mostly known."""
+    merged: list[Dim] = []
+    for size, src, dst in sorted(dims, key=lambda dim: -dim[1]):
         if merged and merged[-1][1:] == (size * src, size * dst):
             merged[-1] = (merged[-1][0] * size, src, dst)
         else:
             merged.append((size, src, dst))
     shape, src_strides, dst_strides = (tuple(dim[i] for dim in merged) for i in range(3))
-    return Box(shape, src_offset, src_strides, dst_offset, dst_strides)
+    return shape, src_strides, dst_strides
 
 
 def landings_of(write: Write, dtype: torch.dtype) -> tuple[Landing, ...]:

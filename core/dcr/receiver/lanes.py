@@ -4,6 +4,8 @@ Torch has no full set of operations on unsigned types, so bits of torch tensors 
 *lanes* of the element's width; only equality, XOR and selection are ever computed on them.
 """
 
+from functools import cache
+
 import numpy as np
 import torch
 
@@ -14,6 +16,7 @@ LANES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Signed type of a width in bytes."""
 
 
+@cache
 def torch_dtype(name: str) -> torch.dtype:
     """The torch type of a catalogue dtype name.
 

@@ -72,8 +72,8 @@ class LearnHook(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch sh
         self.traces[name] = Trace()
         self._number = None
         self._mirror(scratch, Mirror(name, scratch.dtype))
-        storage = scratch.untyped_storage()
-        self._scratch = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        address = scratch.data_ptr()  # 0: no memory
+        self._scratch = address, address + scratch.nbytes
 
     def end(self) -> None:
         """What follows belongs to no tensor."""

@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -18,13 +17,12 @@ from dcr.receiver.storages import Storages
 from dcr.receiver.trace import Trace, Traces
 
 _STOPPED = "the loader stopped after it and left the rest of the stream"
-_torch_dtype = cache(torch_dtype)
 Scratch: TypeAlias = Callable[[TensorSpec], torch.Tensor]
 
 
 def hollow(spec: TensorSpec) -> torch.Tensor:
     """Scratch [spec.shape] without contents, on the meta device; costs no memory."""
-    return torch.empty(spec.shape, dtype=_torch_dtype(spec.dtype), device="meta")
+    return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype), device="meta")
 
 
 class Blank:
@@ -39,9 +37,9 @@ class Blank:
     def __call__(self, spec: TensorSpec) -> torch.Tensor:
         """For one tensor."""
         if not spec.num_bytes:
-            return torch.empty(spec.shape, dtype=_torch_dtype(spec.dtype))
+            return torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
         raw = torch.from_numpy(self._bytes[: spec.num_bytes])
-        return raw.view(_torch_dtype(spec.dtype)).view(spec.shape)
+        return raw.view(torch_dtype(spec.dtype)).view(spec.shape)
 
 
 def full_of(*numbers: float) -> Scratch:
@@ -49,7 +47,7 @@ def full_of(*numbers: float) -> Scratch:
 
     def scratch(spec: TensorSpec) -> torch.Tensor:
         pattern = torch.tensor(numbers).repeat(-(-spec.num_elements // len(numbers)))
-        return pattern[: spec.num_elements].to(_torch_dtype(spec.dtype)).view(spec.shape)
+        return pattern[: spec.num_elements].to(torch_dtype(spec.dtype)).view(spec.shape)
 
     return scratch
 
@@ -76,8 +74,10 @@ class PassResult:
 
     def refuse_kept(self) -> None:
         """Refuse tensors of which the loader keeps something, in memory that no method reaches."""
-        if any(hook.kept() for hook in self.hooks):
-            gc.collect()
+        if not any(hook.kept() for hook in self.hooks):
+            self.hooks.clear()
+            return
+        gc.collect()
         for name in set().union(*(hook.kept() for hook in self.hooks)):
             self.traces[name].refuse("the loader keeps memory made of it that resident() does not list")
         self.hooks.clear()

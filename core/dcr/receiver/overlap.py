@@ -15,7 +15,7 @@ import numpy as np
 
 from dcr.indexmap import Box, IndexMap
 from dcr.indexmap.box import members, surely_disjoint
-from dcr.receiver.trace import Kind, Write
+from dcr.receiver.trace import Extent, Kind, Write
 
 _CHUNK = 1 << 20
 
@@ -24,13 +24,14 @@ class Region(NamedTuple):
     """One write of ``name`` (a canonical name) whose bits are those of canonical tensor ``root``.
 
     ``boxes`` lie in elements of the write's dtype. ``placed``: their source side is the canonical tensor's;
-    else it means nothing. ``order`` counts the writes of a name.
+    else it means nothing. ``extent`` is that of ``write``; ``order`` counts the writes of a name.
     """
 
     name: str
     root: int
     order: int
     write: Write
+    extent: Extent
     boxes: tuple[Box, ...]
     placed: bool = True
 
@@ -63,7 +64,7 @@ def find_overlaps(regions: list[Region], groups: dict[str, str]) -> Overlaps:
 
 def _meeting(regions: list[Region]) -> Iterator[tuple[Region, Region]]:
     """Pairs whose extents meet, each once, the one that starts first in front."""
-    ordered = sorted(((region.write.extent, i) for i, region in enumerate(regions)))
+    ordered = sorted(((region.extent, i) for i, region in enumerate(regions)))
     open_: list[tuple[int, int]] = []
     storage = -1
     for (number, start, stop), i in ordered:

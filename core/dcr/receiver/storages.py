@@ -7,10 +7,13 @@ kernel's alias). Only storages with bytes on a real device are kept.
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
+from contextlib import AbstractContextManager
+from typing import NamedTuple, TypeAlias
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from dcr.receiver.trace import Extent, extent_of
 
 _SMALL = 1 << 12  # below, one call of a hash costs less than the operations of torch
 _BLOCK_WORDS = 1 << 17
@@ -25,14 +28,19 @@ def _place(tensor: torch.Tensor) -> _Place:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class StorageInfo:
+class StorageInfo(NamedTuple):
     """One storage: the first resident name that views it, its address and size."""
 
     name: str
     address: int
     num_bytes: int
     device: torch.device
+
+
+def _plainly() -> AbstractContextManager[None]:
+    """Runtimes' parameters are subclasses, of which each small question costs a detour through Python."""
+    plainly: AbstractContextManager[None] = DisableTorchFunctionSubclass()
+    return plainly
 
 
 def _end(info: StorageInfo) -> int:
@@ -43,8 +51,10 @@ class Storages:
     """Snapshot of a loader's resident tensors; storages are numbered from 0 in their order."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._places = {name: _place(tensor) for name, tensor in tensors.items()}
-        self._data = {name: tensor.detach() for name, tensor in tensors.items()}
+        with _plainly():
+            self._places = {name: _place(tensor) for name, tensor in tensors.items()}
+            self._data = {name: tensor.detach() for name, tensor in tensors.items()}
+        self.parameters = [n for n, tensor in tensors.items() if isinstance(tensor, torch.nn.Parameter)]
         self._infos: list[StorageInfo] = []
         self._bytes: list[torch.Tensor] = []
         self._by_identity: dict[int, int] = {}
@@ -77,6 +87,15 @@ class Storages:
     def number_of(self, name: str) -> int | None:
         """Storage of resident tensor ``name``; None if it has no bytes."""
         return self._number_of.get(name)
+
+    def extent_of(self, name: str) -> Extent | None:
+        """Bytes that resident tensor ``name`` spans; None if it has none."""
+        number = self._number_of.get(name)
+        address, shape, strides, dtype = self._places[name]
+        if number is None or not shape.numel():
+            return None
+        width = dtype.itemsize
+        return extent_of(number, (address - self._infos[number].address) // width, shape, strides, width)
 
     def find(self, tensor: torch.Tensor) -> int | None:
         """Number of the storage that ``tensor`` views; None for any other memory."""
@@ -121,9 +140,10 @@ class Storages:
         """Name of a tensor that was rebound, reshaped, added or removed, or of a guard that changed."""
         if now.keys() != self._places.keys():
             return min(now.keys() ^ self._places.keys())
-        for name, tensor in now.items():
-            if _place(tensor) != self._places[name]:
-                return name
+        with _plainly():
+            for name, tensor in now.items():
+                if _place(tensor) != self._places[name]:
+                    return name
         for extent, before in self._guards.items():
             if self._fingerprint_of(extent) != before:
                 return self._infos[extent[0]].name

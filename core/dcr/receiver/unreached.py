@@ -5,41 +5,36 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 
-import torch
-
 from dcr.receiver.overlap import Region
 from dcr.receiver.storages import Storages
-from dcr.receiver.trace import Extent, Kind, extent_of
+from dcr.receiver.trace import Extent, Kind
 
 _log = logging.getLogger(__name__)
 
 
-def unreached(
-    resident: dict[str, torch.Tensor], regions: Iterable[Region], storages: Storages
-) -> dict[str, str]:
+def unreached(regions: Iterable[Region], storages: Storages) -> dict[str, str]:
     """Parameter -> reason, of those into whose bytes nothing but constants is written.
 
     One of which a part is reached by nothing at all is told of in the log: that part keeps what loading left.
     """
     reached, written = Reach(), Reach()
     for region in regions:
-        written.add(region.write.extent)
+        written.add(region.extent)
         if region.write.kind is not Kind.CONSTANT:
-            reached.add(region.write.extent)
+            reached.add(region.extent)
     missing = {}
-    for name, tensor in resident.items():
-        number = storages.number_of(name)
-        if isinstance(tensor, torch.nn.Parameter) and tensor.numel() and number is not None:
-            place = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
-            extent = extent_of(number, *place, tensor.element_size())
-            if not reached.num_bytes(extent):
-                missing[name] = "no canonical tensor reaches this parameter"
-            elif left := extent.stop - extent.start - written.num_bytes(extent):
-                _log.warning(
-                    "%s: %d of %d bytes are reached by no canonical tensor and keep what the model was "
-                    "loaded with; unless they are padding, the catalogue lacks a tensor that is packed there",
-                    name, left, extent.stop - extent.start,
-                )  # fmt: skip
+    for name in storages.parameters:
+        extent = storages.extent_of(name)
+        if extent is None:
+            continue
+        if not reached.num_bytes(extent):
+            missing[name] = "no canonical tensor reaches this parameter"
+        elif left := extent.stop - extent.start - written.num_bytes(extent):
+            _log.warning(
+                "%s: %d of %d bytes are reached by no canonical tensor and keep what the model was "
+                "loaded with; unless they are padding, the catalogue lacks a tensor that is packed there",
+                name, left, extent.stop - extent.start,
+            )  # fmt: skip
     return missing
 
 

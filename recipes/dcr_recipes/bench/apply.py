@@ -175,7 +175,8 @@ def _learning(case: Case, rank: int, found: dict[str, Any]) -> Row:
 def _in_words(learning: Sequence[Row]) -> list[str]:
     lines = {
         f"learning, {row['runtime']} {row['model']} TP={row['tp']} rank {row['rank']}: "
-        f"{row['us_per_tensor']:.0f} us and {row['map_bytes_per_tensor']:.0f} B of map a tensor, "
+        f"{row['us_per_tensor']:.0f} us (median {row['median_us_per_tensor']:.0f}) "
+        f"and {row['map_bytes_per_tensor']:.0f} B of map a tensor, "
         f"{row['num_tensors']} tensors, {100 * row['learned_share']:.2f}% of bytes learned": None
         for row in learning
     }

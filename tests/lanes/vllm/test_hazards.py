@@ -125,8 +125,20 @@ def test_known_hazards_are_named() -> None:
     reloading = nn.Module()
     reloading.weight = nn.Parameter(torch.zeros(2, device="meta"), requires_grad=False)
     model.add_module("reloading", reloading)
+    for name, flag in {"amx": "is_amx_bmm_enabled", "fp8_bmm": "is_aiter_triton_fp8_bmm_enabled"}.items():
+        attention = nn.Module()  # of its own it has no parameters: they are the projection's
+        setattr(attention, flag, True)
+        model.add_module(name, attention)
     found = refusals(model)
-    assert sorted(found) == ["aiter.weight", "flash.weight", "fp8.weight", "reloading.weight"]
+    assert sorted(found) == [
+        "aiter.weight",
+        "amx",
+        "flash.weight",
+        "fp8.weight",
+        "fp8_bmm",
+        "reloading.weight",
+    ]
+    assert "packed form" in found["amx"]
     assert "moe_backend=triton" in found["flash.weight"]
     assert "dense refits" in found["fp8.weight"]
     assert "reload is in progress" in found["reloading.weight"]
