@@ -12,6 +12,7 @@ from dcr.codec import decode_payload
 from dcr.commit.context import Roster, TransitionReport
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.driver import Driver
+from dcr.commit.remote import Departures
 from dcr.commit.service import CoordinatorService
 from dcr.config import CodecConfig, CommitConfig
 from dcr.errors import Conflict, Unreachable
@@ -98,6 +99,7 @@ class SmallRun:
     clock: Clock = field(default_factory=Clock)
     plane: MemoryControlPlane = field(default_factory=MemoryControlPlane)
     before: dict[tuple[str, str], Callable[[], object]] = field(default_factory=dict)
+    departures: Departures = field(default_factory=Departures)
     step: int = 0
     fleet: ToyFleet = field(init=False)
     receivers: dict[str, Receiver] = field(init=False)
@@ -114,7 +116,8 @@ class SmallRun:
     def new_service(self) -> CoordinatorService:
         owners = tuple(f"owner-{rank}" for rank in range(len(self.fleet.owners)))
         driver = Driver(self.plane, self.fleet.archive, Endpoints(self), self.run_id, pause=self.clock.pass_)
-        return CoordinatorService(driver, self.config, Roster(owners, NAMES), clock=self.clock)
+        cast = Roster(owners, NAMES)
+        return CoordinatorService(driver, self.config, cast, clock=self.clock, departures=self.departures)
 
     @property
     def run_id(self) -> str:

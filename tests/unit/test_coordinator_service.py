@@ -14,10 +14,19 @@ from dcr.commit.context import Roster
 from dcr.commit.control_plane.memory import MemoryControlPlane
 from dcr.commit.driver import Driver
 from dcr.commit.effects import Call, Gather, Script
-from dcr.commit.remote import HttpCaller, Party, RemoteOwner, RemoteReceiver, remote_endpoints
+from dcr.commit.remote import Departures, HttpCaller, Party, RemoteOwner, RemoteReceiver, remote_endpoints
 from dcr.config import CommitConfig
 from dcr.errors import AttemptFailed, ConfigError, Conflict, TransitionAbandoned, Unreachable, UnsupportedPath
-from dcr.model import GENESIS, ApplyAck, AttemptId, CommitRecord, OwnerReport, PathClass, ReceiverState
+from dcr.model import (
+    GENESIS,
+    ApplyAck,
+    AttemptId,
+    CommitRecord,
+    OwnerReport,
+    PathClass,
+    ReceiverReport,
+    ReceiverState,
+)
 from dcr.transport.peers import Peers
 from dcr.transport.rpc import serve
 
@@ -237,6 +246,32 @@ def test_a_receiver_is_waited_for_as_long_as_the_straggler_policy_says() -> None
         with pytest.raises(Unreachable):
             ask()
     assert deadlines == [3.0] * 5
+
+
+def test_nobody_waits_for_a_receiver_that_has_left() -> None:
+    """Until a process of that name asks to be admitted; and one that still answers is heard."""
+    clock, departures, there = FakeClock(), Departures(), {"runtime-1"}
+
+    def caller(
+        name: str, method: str, result: type[Any], deadline_s: float, params: dict[str, object]
+    ) -> Any:
+        if name not in there:
+            raise Unreachable("connection refused")
+        return ReceiverReport(name, "i", ReceiverState.CLEAN, 1, None, None, {})
+
+    def receiver(name: str) -> RemoteReceiver:
+        return RemoteReceiver(Party(name, caller, CommitConfig(), clock, clock.pause, departures))
+
+    for name in ("runtime-0", "runtime-1"):
+        departures.leaves(name)
+    with pytest.raises(Unreachable):
+        receiver("runtime-0").fence(AttemptId(1, 1), RECORD)
+    assert clock.now == 0.0
+    assert receiver("runtime-1").fence(AttemptId(1, 1), RECORD).version == 1
+    departures.comes("runtime-0")
+    with pytest.raises(Unreachable):
+        receiver("runtime-0").fence(AttemptId(1, 1), RECORD)
+    assert clock.now >= CommitConfig().fence_deadline_s
 
 
 def test_whoever_is_no_owner_is_reached_as_a_receiver() -> None:

@@ -256,6 +256,18 @@ def test_a_receiver_leaves_in_mid_attempt_and_the_others_go_on(run: SmallRun) ->
     assert run.renew() == ["runtime-0", "runtime-1"]
 
 
+def test_who_has_left_is_not_waited_for_until_it_comes_back(run: SmallRun) -> None:
+    assert "runtime-0" not in run.departures
+    run.leave("runtime-0")
+    assert "runtime-0" in run.departures
+    run.restart("runtime-0")
+    run.service.admit("runtime-0")
+    assert "runtime-0" not in run.departures
+    with pytest.raises(Conflict):
+        run.service.leave("runtime-0", "the one before")
+    assert "runtime-0" not in run.departures
+
+
 def test_a_leaving_that_hangs_does_not_remove_the_successor(run: SmallRun) -> None:
     """Its caller has given up and the next process of that name serves when the control plane answers."""
     first, before = run.receivers["runtime-1"], run.plane.compare_and_set

@@ -2,13 +2,14 @@
 
 Each call finds its party anew, so one that restarted is met at its new port. Calls that begin an
 attempt or repair a run wait for a missing party until their deadline (P12); calls inside an
-attempt fail at once, because a party that restarted has lost the attempt anyway. Asking twice is
+attempt fail at once, because a party that restarted has lost the attempt anyway. Nobody waits for a
+receiver that has left. Asking twice is
 harmless: every call is idempotent.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any, Protocol, TypeVar
 
@@ -110,17 +111,36 @@ class HttpCaller:
         line.close_if_idle()
 
 
+class Departures:
+    """Names whose process has left: nobody waits for it to come back (P11). Thread-safe."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+
+    def leaves(self, name: str) -> None:
+        """Until ``comes`` its calls fail as soon as it cannot be reached."""
+        self._names[name] = None
+
+    def comes(self, name: str) -> None:
+        """A process of this name asks to be admitted."""
+        self._names.pop(name, None)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+
 class RemoteEndpoints(Mapping[str, object]):
     """A proxy for each party: the roster's owners; any other name is a receiver's, which may join (P11)."""
 
-    def __init__(self, roster: Roster, caller: Caller, config: CommitConfig) -> None:
+    def __init__(self, roster: Roster, caller: Caller, config: CommitConfig, departures: Departures) -> None:
         self._roster = roster
         self._caller = caller
         self._config = config
+        self._departures = departures
 
     def __getitem__(self, name: str) -> object:  # type: ignore[explicit-override]  # typing.override: 3.12
         """The proxy of ``name``; whether it can be reached shows at the first call."""
-        party = Party(name, self._caller, self._config)
+        party = Party(name, self._caller, self._config, departures=self._departures)
         return RemoteOwner(party) if name in self._roster.owners else RemoteReceiver(party)
 
     def __iter__(self) -> Iterator[str]:  # type: ignore[explicit-override]  # typing.override: 3.12
@@ -132,9 +152,11 @@ class RemoteEndpoints(Mapping[str, object]):
         return len(self._roster.owners) + len(self._roster.receivers)
 
 
-def remote_endpoints(roster: Roster, caller: Caller, config: CommitConfig) -> Mapping[str, object]:
+def remote_endpoints(
+    roster: Roster, caller: Caller, config: CommitConfig, departures: Departures | None = None
+) -> Mapping[str, object]:
     """The ``endpoints`` of a ``Driver``; receivers that the roster does not name are found too."""
-    return RemoteEndpoints(roster, caller, config)
+    return RemoteEndpoints(roster, caller, config, Departures() if departures is None else departures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +168,7 @@ class Party:
     config: CommitConfig
     clock: Callable[[], float] = monotonic
     pause: Callable[[float], None] = sleep
+    departures: Departures = field(default_factory=Departures)
 
     def now(self, method: str, result: type[R], deadline_s: float, **params: object) -> R:
         """One try."""
@@ -153,14 +176,14 @@ class Party:
         return answer
 
     def patiently(self, method: str, result: type[R], deadline_s: float, **params: object) -> R:
-        """Try until the party answers or the deadline has passed."""
+        """Try until the party answers, the deadline has passed, or it is not there and has left."""
         end = self.clock() + deadline_s
         while True:
             left = max(end - self.clock(), LOOK_AGAIN_S)
             try:
                 return self.now(method, result, left, **params)
             except Unreachable:
-                if self.clock() >= end:
+                if self.clock() >= end or self.name in self.departures:
                     raise
             self.pause(min(LOOK_AGAIN_S, max(end - self.clock(), 0.0)))
 

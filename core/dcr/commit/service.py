@@ -10,6 +10,7 @@ from dcr.commit.driver import Driver
 from dcr.commit.giving_up import rollback
 from dcr.commit.lifecycle import FIRST_EPOCH, admit, already_exists, create_run, go_on, take_over
 from dcr.commit.membership import check_name, grant_lease, leave_run
+from dcr.commit.remote import Departures
 from dcr.config import MODES, CommitConfig
 from dcr.errors import ConfigError, MissingObject, Unreachable
 from dcr.model import (
@@ -41,8 +42,13 @@ class CoordinatorService:
         roster: Roster,
         nonce: Callable[[], str] = new_nonce,
         clock: Callable[[], float] = monotonic,
+        departures: Departures | None = None,
     ) -> None:
-        """Do nothing yet. Raises ConfigError: ``config.mode`` is no choice."""
+        """Do nothing yet; ``departures`` is told who leaves and who comes.
+
+        Raises:
+            ConfigError: ``config.mode`` is no choice.
+        """
         if config.mode not in MODES:
             raise ConfigError(f"commit.mode: {config.mode!r} is not a choice; accepted: {', '.join(MODES)}")
         self._driver = driver
@@ -50,6 +56,7 @@ class CoordinatorService:
         self._roster = roster
         self._nonce = nonce
         self._clock = clock
+        self._departures = Departures() if departures is None else departures
         self._lock = threading.Lock()
         self._context: Context | None = None  # since the run is ours, also while its commit is being finished
         self._created = False
@@ -106,6 +113,7 @@ class CoordinatorService:
             ConfigError: it has a name that is not a receiver's.
         """
         check_name(receiver, self._roster.owners)
+        self._departures.comes(receiver)
         with self._lock:
             return self._driver.execute(admit(self._opened(), receiver))
 
@@ -125,14 +133,17 @@ class CoordinatorService:
         """Do without ``receiver`` from now on; the members that remain. Idempotent.
 
         Only from a process that will never serve again: nobody waits for its lease to run out. It does not
-        wait for a transition in progress, whose present attempt fails and is repeated without it.
+        wait for a transition in progress, whose present attempt fails and is repeated without it; a call that
+        waits for it to come back gives up.
 
         Raises:
             ConfigError: it has a name that is not a receiver's.
             Conflict: ``incarnation`` is not known to be the process of that name; it is evicted in time.
         """
         check_name(receiver, self._roster.owners)
-        return self._driver.execute(leave_run(self._opened(), receiver, incarnation)).members
+        members = self._driver.execute(leave_run(self._opened(), receiver, incarnation)).members
+        self._departures.leaves(receiver)
+        return members
 
     def rollback(self) -> Rollback:
         """Have every member serve the committed version again, whatever it holds; see ``giving_up.rollback``.

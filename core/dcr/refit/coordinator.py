@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dcr.commit.control_plane.base import ControlPlane
 from dcr.commit.control_plane.claimed import ClaimedPlane
 from dcr.commit.driver import Driver
-from dcr.commit.remote import HttpCaller, remote_endpoints
+from dcr.commit.remote import Departures, HttpCaller, remote_endpoints
 from dcr.commit.service import CoordinatorService
 from dcr.config import CommitConfig
 from dcr.model import new_nonce
@@ -44,12 +44,13 @@ def compose_coordinator(
     num_parties = len(cast.owners) + len(cast.receivers) + ROOM_TO_JOIN
     pool = ThreadPoolExecutor(max_workers=2 * num_parties)
     caller = HttpCaller(site.peers)
-    endpoints = remote_endpoints(cast, caller, config)
+    departures = Departures()
+    endpoints = remote_endpoints(cast, caller, config, departures)
     if stack is not None:
         stack.callback(caller.close)
         stack.callback(pool.shutdown, wait=False)
     driver = Driver(plane, site.archive, endpoints, site.run, pool=pool)
-    return CoordinatorService(driver, config, cast)
+    return CoordinatorService(driver, config, cast, departures=departures)
 
 
 @dataclass(frozen=True, slots=True)
