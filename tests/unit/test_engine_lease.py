@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from dcr.errors import ConfigError, Unreachable
 from dcr.receiver.lease import Lease
-from dcr.receiver.workers.control import Lends
+from dcr.receiver.workers.control import ControlClosed, Lends
 from dcr.receiver.workers.gate import EngineGate
 
 
@@ -193,3 +193,28 @@ def test_a_front_that_does_not_look_at_leases_is_refused() -> None:
     engine.looks = False
     with pytest.raises(ConfigError, match="no such route"):
         EngineGate(engine).serve_under(Lease())
+
+
+def test_nobody_follows_the_lease_of_a_control_that_was_closed() -> None:
+    """Its thread ends, and with it the warnings."""
+
+    class Closing(Fronted):
+        is_closed = False
+
+        @override
+        def lend(self, left_s: Callable[[], float]) -> None:
+            if self.is_closed:
+                raise ControlClosed("closed")
+            super().lend(left_s)
+
+    before = set(threading.enumerate())
+    engine = Closing()
+    _, lease, clock = leased(engine)
+    (follower,) = set(threading.enumerate()) - before
+    lease.extend(clock.now + 10)
+    until(lambda: len(engine.lent) == 2)
+    assert follower.is_alive()
+    engine.is_closed = True
+    lease.extend(clock.now + 20)
+    follower.join(30)
+    assert not follower.is_alive()

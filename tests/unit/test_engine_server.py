@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from dcr.errors import ConfigError, Unreachable
+from dcr.receiver.workers.control import ControlClosed
 from dcr.receiver.workers.server import EngineServer, Needs
 from dcr_adapters.vllm.http_control import HttpControl
 
@@ -184,3 +185,13 @@ def test_a_vllm_server_that_does_not_count_its_workers_is_asked_nothing(content:
         control.call_workers("{}")
     control.close()
     assert [path for _, path, _ in app.asked] == ["/get_world_size?include_dp=true"]
+
+
+def test_a_control_that_was_closed_asks_nothing() -> None:
+    app = App()
+    server = client(app)
+    server.close()
+    for ask in (lambda: server.post("/there"), lambda: server.lend(lambda: 1.0)):
+        with pytest.raises(ControlClosed, match="was closed"):
+            ask()
+    assert not app.asked

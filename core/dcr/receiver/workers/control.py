@@ -4,6 +4,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
+from dcr.errors import Unreachable
+
+
+class ControlClosed(Unreachable):
+    """Our side of the engine was closed: nothing is asked of it any more."""
+
 
 class EngineControl(Protocol):
     """One engine. Calls come from any thread, one at a time; each may raise Unreachable.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dcr.errors import IntegrityError, RefitError
 from dcr.receiver.gate import ServingGate
 from dcr.receiver.lease import Lease
-from dcr.receiver.workers.control import EngineControl, Lends, OfflineEngine
+from dcr.receiver.workers.control import ControlClosed, EngineControl, Lends, OfflineEngine
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.5
@@ -133,6 +133,8 @@ class EngineGate:
                     self._lend(lease)
                     lent = until
                 self.follow_lease()
+            except ControlClosed:
+                return
             except RefitError as err:
                 _log.warning("the engine was not told of its lease, trying again: %s", err)
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from dcr.errors import ConfigError, Unreachable
+from dcr.receiver.workers.control import ControlClosed
 from dcr.receiver.workers.serving_lease import ROUTE
 
 _UNKNOWN = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED, httpx.codes.NOT_IMPLEMENTED)
@@ -67,7 +68,7 @@ class EngineServer:
         )
 
     def close(self) -> None:
-        """Drop the connections; idempotent."""
+        """Drop the connections; idempotent. What is asked later raises ``ControlClosed``."""
         self._client.close()
 
     def post(
@@ -133,6 +134,10 @@ class EngineServer:
             raise Unreachable(f"{where}: {type(err).__name__}, deadline {deadline_s} s") from err
         except httpx.HTTPError as err:
             raise Unreachable(f"{where}: {type(err).__name__}: {err}") from err
+        except RuntimeError as err:  # httpx has no other name for it
+            if not self._client.is_closed:
+                raise
+            raise ControlClosed(f"{where}: this control was closed") from err
         if answer.status_code in _UNKNOWN:
             needs = self._needs.lease if path == ROUTE else self._needs.control
             raise ConfigError(f"{self._client.base_url} has no {path}: start the server with {needs}")
