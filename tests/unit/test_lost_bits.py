@@ -1,15 +1,21 @@
 """A receiver that stores tensors in a form that loses bits says so, once and by name (DESIGN B2, B6)."""
 
 import logging
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 import torch
 from tests.unit.receiver_sites import Site
 
+from dcr.errors import IntegrityError
+from dcr.receiver.apply import RankApplier
 from dcr.receiver.methods import MethodName, rank_map
+from dcr.receiver.ports import NativeLoader
 from dcr.receiver.prewarm import learn
 from dcr.receiver.rank import LOSES_BITS, Method, is_read_back
+from dcr.receiver.rehearsal import unlike_reloaded
+from dcr.receiver.storages import Storages
 from dcr.testing import misbehaviour as bad
 from dcr.testing.deltas import random_version
 from dcr.testing.native_loader_suite import dense_load
@@ -58,3 +64,32 @@ def test_what_is_not_read_back_has_a_host_copy(method: MethodName) -> None:
     indirect = {n for n, p in found.paths.items() if p.cover and not is_read_back(p.method, p.reason)}
     assert "q.weight" in indirect
     assert indirect == set(found.shadowed)
+
+
+def test_storage_is_proven_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The storages that a rehearsal copies are those of one part; what goes together is in one."""
+    runtime = _half()
+    runtime.hostile["tiny.norm"] = bad.computed
+    version = random_version(runtime.catalogue, np.random.default_rng(3))
+    rank = RankApplier(runtime, runtime.catalogue)
+    rank.prewarm()
+    rank.restore(version)
+    parts: list[list[str]] = []
+
+    def heard(
+        loader: NativeLoader, storages: Storages, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> list[str]:
+        named = list(weights)
+        parts.append([name for name, _ in named])
+        return unlike_reloaded(loader, storages, named)
+
+    monkeypatch.setattr("dcr.receiver.apply.unlike_reloaded", heard)
+    rank.audit()
+    assert len(parts) == 1
+    monkeypatch.setattr("dcr.receiver.apply.REHEARSED_BYTES", 1)
+    rank.audit()
+    assert parts[1:] == [["tiny.q"], ["tiny.k"], ["tiny.norm"]]
+    assert parts[0] == ["tiny.q", "tiny.k", "tiny.norm"]
+    runtime._tensors["qk"].data.view(torch.int16)[5, 1] ^= 1
+    with pytest.raises(IntegrityError, match="qk: storage does not hold"):
+        rank.audit()

@@ -4,7 +4,7 @@ Every tensor goes the way that prewarm chose: scattered through the placement ma
 loader and the dispatch hook, or into a host copy that the plain native loader takes whole.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -32,6 +32,9 @@ from dcr.receiver.writer import PADDING, ApplyStats, Cancelled, Slice, never
 from dcr.receiver.written import Written
 
 __all__ = ["Applier", "ApplyStats", "RankApplier", "never"]
+
+REHEARSED_BYTES = 1 << 28
+"""Of canonical tensors loaded again at once to prove them: the storages that they reach are copied."""
 
 
 class RankApplier:
@@ -137,7 +140,7 @@ class RankApplier:
         groups = self._written.groups(self._intake) if self._shadows else ()
         held = (item.name for group in groups for taken in group for _, item in taken.held())
         names = {name: None for name in held if name in self._shadows}
-        if names and (wrong := self._unlike_reloaded(self.map.together(names))):
+        if wrong := self._unlike_reloaded(names):
             raise AttemptFailed(f"{', '.join(names)}: {wrong} do not hold what the loader makes of them")
         partials: Partials = {}
         for group in self._written.groups(self._intake):
@@ -162,7 +165,7 @@ class RankApplier:
         if reason := self.rebuilt():
             raise UnsupportedPath(f"after a dense load {reason}; learn and restore again")
         self._shadows.keep(tensors)
-        wrong = self._reader().unlike(tensors) + self._unlike_reloaded(list(self._shadows))
+        wrong = self._reader().unlike(tensors) + self._unlike_reloaded(self._shadows)
         if wrong:
             shown = f"{', '.join(wrong[:8])}{f' and {len(wrong) - 8} more' if len(wrong) > 8 else ''}"
             raise UnsupportedPath(
@@ -242,11 +245,12 @@ class RankApplier:
     def _reader(self) -> RankReader:
         return RankReader(self.map, self._shadows)
 
-    def _unlike_reloaded(self, names: Sequence[str]) -> list[str]:
-        if not names:
-            return []
-        ordered = self.map.together(dict.fromkeys(names))
-        return unlike_reloaded(self._loader, self.map.table.storages, self._shadows.dense(ordered))
+    def _unlike_reloaded(self, names: Iterable[str]) -> list[str]:
+        wrong: dict[str, None] = {}
+        for batch in self.map.batches(names, REHEARSED_BYTES):
+            weights = self._shadows.dense(batch)
+            wrong |= dict.fromkeys(unlike_reloaded(self._loader, self.map.table.storages, weights))
+        return list(wrong)
 
     def _require_readable(self, shadowed: Sequence[str]) -> None:
         self._require_unmoved()

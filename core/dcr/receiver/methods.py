@@ -1,6 +1,6 @@
 """From what was learned to what one rank does with each tensor (DESIGN B2, P8)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -40,6 +40,25 @@ class RankMap:
         """``names`` and what must be loaded along with them, in the catalogue's order."""
         wanted = {other for name in names for other in self.table.together.get(name, (name,))}
         return [name for name in self.paths if name in wanted]
+
+    def batches(self, names: Iterable[str], num_bytes: int) -> Iterator[list[str]]:
+        """``together`` of ``names`` in parts of hardly more than ``num_bytes``, to be loaded one by one.
+
+        What goes together stays together; learning has seen that the rest may be absent (``alone``).
+        """
+        part: dict[str, None] = {}
+        size, known = 0, set[str]()
+        for name in self.together(dict.fromkeys(names)):
+            if name not in known:
+                group = self.table.together.get(name, (name,))
+                known.update(group)
+                part.update(dict.fromkeys(group))
+                size += sum(self.table.specs[other].num_bytes for other in group)
+            if size >= num_bytes:
+                yield self.together(part)
+                part, size = {}, 0
+        if part:
+            yield self.together(part)
 
 
 def rank_map(table: PlacementTable, method: MethodName) -> RankMap:
