@@ -155,7 +155,7 @@ class _Judge:
             return "its own writes overlap with different contents, so their order counts"
         trace = self._traces[name]
         if trace.takes_numbers and all(write.kind is not Kind.SCALAR for write in trace.writes):
-            return "the loader makes a Python number of it, which it may keep where nobody sees"
+            return "the loader takes values of it out of torch, which it may keep where nobody sees"
         hookable = not trace.reads_values and _hookable(trace, width_bytes(spec.dtype))
         return "" if hookable else found.unmapped
 

@@ -131,7 +131,10 @@ def _with_contents(
         for contents, trace in zip(_CONTENTS, tries, strict=True):
             if not trace.error:
                 fitting.contents[name] = contents
+        hollow = traces[name]
         traces[name] = _agreed(tries)
+        if hollow.error and not hollow.reads_values:  # contents left torch (tolist, numpy) where no hook sees
+            traces[name].takes_numbers = True
     return passes
 
 

@@ -157,6 +157,16 @@ def _number_kept(r: TortureRuntime, w: torch.Tensor) -> None:
     r.state["number"] = w.item()
 
 
+def _list_kept(r: TortureRuntime, w: torch.Tensor) -> None:
+    r["target"].copy_(w)
+    r.state["numbers"] = w.tolist()
+
+
+def _array_kept(r: TortureRuntime, w: torch.Tensor) -> None:
+    r["target"].copy_(w)
+    r.state["array"] = w.float().numpy() * 2
+
+
 def _rebinds(r: TortureRuntime, w: torch.Tensor) -> None:
     r.tensors["target"].data = w.clone()
 
@@ -284,6 +294,8 @@ WHOLE = [
     Pattern("chooses_layout", _chooses_layout, _WHOLE),
     Pattern("number_times_two", _number_times_two, _WHOLE, resident=_single, specs=named("w", shape=(1,))),
     Pattern("number_kept", _number_kept, _WHOLE, resident=_single, specs=named("w", shape=(1,))),
+    Pattern("list_kept", _list_kept, _WHOLE),
+    Pattern("array_kept", _array_kept, _WHOLE),
     Pattern("largest_kept", lambda r, w: [r["target"].copy_(w), w.float().abs().max().item()], _WHOLE),
     Pattern("concatenates", None, _WHOLE, load=loads.concatenates,
             resident=zeros(joined=(24, 8), target=(0, 8)), specs=named("w", "k", "v")),
