@@ -103,8 +103,8 @@ class Trace:
 
     ``expected``: host tensors of CONSTANT writes, in their order. ``reads``: resident bytes that were
     looked at. ``reads_values``: the loader may have decided by the tensor's values; ``undecided`` says that
-    it did. ``takes_numbers``: it made Python numbers or arrays of them. ``refusal``: what no method can repeat.
-    ``error``: what the loader raised.
+    it did. ``takes_numbers``: it made Python numbers or arrays of them. ``refusal``: what no method can
+    repeat. ``error``: what the loader raised.
     """
 
     writes: list[Write] = field(default_factory=list)
